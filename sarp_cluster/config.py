@@ -1,0 +1,75 @@
+"""The settings of one index, validated when they are made. docs/configuration.md describes each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sarp_cluster import limits
+from sarp_cluster.errors import BadRequestError
+
+Strategy = Literal["wave", "stepwise"]
+
+
+def _require(condition: bool, field: str, message: str) -> None:
+    if not condition:
+        raise BadRequestError(f"{field}: {message}", field=field)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexConfig:
+    """Parameters of SARP (paper §4) and of our additions. The defaults are the design's."""
+
+    segment_blocks: int = 64
+    """S: blocks a segment (paper §4.2)."""
+    base_points: int = 4
+    """R: base routing points a segment, evenly spaced (paper §4.2)."""
+    refinement_threshold: int = 256
+    """τ: a posting list above it gets a midpoint, in the last interval also the last block (paper §4.2)."""
+    pruning_threshold: int = 3
+    """A later base point is skipped while the list before it has at most so many candidates (paper §4.4)."""
+    retrieval_max: int | None = 3
+    """MaxRetrieval: candidates a match retrieves in one window (paper §4.3). None: no cap."""
+    filter_bits: int = 128
+    """Bits of a filter: 128 (DEVIATION: 16 fields, stride 1; the design's default) or 64 (the paper's: 8 fields)."""
+    filter_stride: int | None = None
+    """Blocks a filter field covers. None: 1 at 128 bits, 2 at 64 (paper §4.3)."""
+    refine: bool = True
+    filter: bool = True
+    prune: bool = True
+    strategy: Strategy = "wave"
+    """"wave": all reads of a match at once (design §4). "stepwise": the paper's, window by window."""
+    routing_key_bits: int = 48
+    """Bits of a block ID that serve as routing key. Fewer bits collide more: never a wrong answer, more reads."""
+    filter_field_bits: int = 8
+    """Bits of a filter field that are used. Below 8 only to force collisions in tests."""
+    merge_postings_min: int = 65_536
+    """Postings the overlay holds before it is merged into the base."""
+    delta_segments_max: int = 4_096
+    """Segments with an unfolded delta before the oldest are folded in the background."""
+    log_file_bytes: int = limits.LOG_FILE_BYTES_MAX
+
+    def __post_init__(self) -> None:
+        s, r = self.segment_blocks, self.base_points
+        _require(
+            s in (4, 8, 16, 32, 64), "segment_blocks", f"{s} is not 4, 8, 16, 32 or 64 (limit {limits.SEGMENT_BLOCKS_MAX})"
+        )
+        _require(r >= 1 and s % r == 0 and s // r >= 2, "base_points", f"{r} does not divide {s} into intervals of 2 or more")
+        _require(self.refinement_threshold >= 1, "refinement_threshold", "must be at least 1")
+        _require(self.pruning_threshold >= 1, "pruning_threshold", "must be at least 1 (prune=False keeps every point)")
+        _require(self.retrieval_max is None or self.retrieval_max >= 1, "retrieval_max", "must be at least 1, or None")
+        _require(self.filter_bits in (64, 128), "filter_bits", f"{self.filter_bits} is not 64 or 128")
+        _require(self.stride >= 1, "filter_stride", "must be at least 1")
+        _require(self.strategy in ("wave", "stepwise"), "strategy", f'{self.strategy!r} is not "wave" or "stepwise"')
+        _require(1 <= self.routing_key_bits <= 48, "routing_key_bits", "must be 1 to 48")
+        _require(1 <= self.filter_field_bits <= 8, "filter_field_bits", "must be 1 to 8")
+        _require(self.merge_postings_min >= 1, "merge_postings_min", "must be at least 1")
+        _require(self.delta_segments_max >= 0, "delta_segments_max", "must be at least 0")
+        _require(4_096 <= self.log_file_bytes <= limits.LOG_FILE_BYTES_MAX * 64, "log_file_bytes", "must be 4 KiB to 16 GiB")
+
+    @property
+    def stride(self) -> int:
+        """Blocks a filter field covers."""
+        if self.filter_stride is not None:
+            return self.filter_stride
+        return 1 if self.filter_bits == 128 else 2

@@ -1,0 +1,93 @@
+"""Every error this project raises on purpose.
+
+SarpError
+├── RequestError               the caller's fault: the request is refused and nothing has changed
+│   ├── BadRequestError        a field is missing, malformed or out of range
+│   ├── TooLargeError          a field is over its bound in `limits`
+│   ├── UnknownNamespaceError  the namespace was never created
+│   ├── NamespaceConflictError the same namespace with other settings
+│   ├── UnknownPrefixError     an insert from an offset whose prefix is not in the index: send it from position 0
+│   └── StaleGenerationError   the worker's generation is older than the one known
+├── ConflictError              the index changed each time an insert was about to commit: try again
+├── StorageError               the segment store
+│   └── CorruptRecordError     a record that does not verify (file, offset, reason)
+├── TraceError                 a trace file that cannot be read
+└── InvariantViolationError    a bug: the node stops
+"""
+
+from __future__ import annotations
+
+
+class SarpError(Exception):
+    """Root of all errors raised on purpose."""
+
+
+class RequestError(SarpError):
+    """The caller's fault. `field` names what was wrong; the index is unchanged."""
+
+    code = "bad_request"
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class BadRequestError(RequestError, ValueError):
+    """A field is missing, malformed or out of range."""
+
+
+class TooLargeError(RequestError, ValueError):
+    """A field is over its bound."""
+
+    code = "too_large"
+
+
+class UnknownNamespaceError(RequestError, LookupError):
+    """The namespace was never created in this index."""
+
+    code = "unknown_namespace"
+
+
+class NamespaceConflictError(RequestError):
+    """The namespace exists with other settings."""
+
+    code = "namespace_conflict"
+
+
+class UnknownPrefixError(RequestError, LookupError):
+    """An insert from an offset whose prefix is not in the index. Send the block IDs from position 0."""
+
+    code = "unknown_prefix"
+
+
+class StaleGenerationError(RequestError):
+    """The worker's generation is older than the one known: its cache was cleared since."""
+
+    code = "stale_generation"
+
+
+class ConflictError(SarpError):
+    """The index changed each time the insert was about to commit. Nothing was applied; try again."""
+
+
+class StorageError(SarpError):
+    """The segment store failed."""
+
+
+class CorruptRecordError(StorageError):
+    """A record that does not verify. The message names file, offset and reason."""
+
+
+class TraceError(SarpError, ValueError):
+    """A trace file that cannot be read."""
+
+
+class InvariantViolationError(SarpError):
+    """A bug. Continuing could give a wrong answer, so the node stops."""
+
+
+def invariant(condition: object, message: str, **context: object) -> None:
+    """Raise InvariantViolationError unless `condition` holds. Unlike `assert` it survives `python -O`."""
+    if not condition:
+        details = ", ".join(f"{name}={value!r}" for name, value in context.items())
+        raise InvariantViolationError(f"{message} ({details})" if details else message)

@@ -1,0 +1,73 @@
+"""Every bound, in one module. Input over a bound is refused with an error that names the field and the bound.
+
+Units are in the names. A bound that follows from another is checked where it is defined.
+"""
+
+from typing import Final
+
+SEGMENT_BLOCKS_MAX: Final = 64
+"""Blocks a segment may hold: the blocks that a worker holds of one segment are one 64-bit mask."""
+
+REQUEST_BLOCKS_MAX: Final = 131_072
+"""Blocks of one match or insert. The longest real context we have seen has 55,896 blocks of 16 tokens."""
+
+REQUEST_WINDOWS_MAX: Final = 65_535
+"""Windows of one sequence: a segment's window is stored in 16 bits (REQUEST_BLOCKS_MAX / the smallest S fits)."""
+
+BLOCK_TOKENS_MAX: Final = 4_096
+"""Tokens a block. Engines use 16 to 512."""
+
+REQUEST_TOKENS_MAX: Final = 16 * REQUEST_BLOCKS_MAX
+"""Token IDs of one request (4 bytes each)."""
+
+NAMESPACES_MAX: Final = 1_000_000
+"""Namespaces of one index."""
+
+WORKERS_MAX: Final = 1_000_000
+"""Workers (instance and dp_rank) that one index has ever seen."""
+
+SEGMENTS_MAX: Final = 2**31 - 257
+"""Segments of one index: a posting names its segment in 31 bits, the top bit marks a removal and the lowest 256
+values are the headers of posting lists."""
+
+GENERATION_MAX: Final = 2**32 - 1
+"""Highest generation of a worker (32 bits on disk)."""
+
+SEQ_MAX: Final = 2**63 - 1
+"""Highest sequence number of a worker's changes."""
+
+DP_RANK_MAX: Final = 2**16 - 1
+"""Highest data-parallel rank."""
+
+NAME_BYTES_MAX: Final = 255
+"""UTF-8 bytes of a name: an instance id, a tenant, a model, a LoRA adapter, a salt."""
+
+LOCATION_RUNS_MAX: Final = 16_383
+"""Location runs of one segment. A record's length is counted in 8-byte units in 16 bits, so 512 KiB at most; the
+paged record for blocks that thousands of workers hold comes with the life of a block."""
+
+CANDIDATES_EXAMINED_MAX: Final = 16
+"""Candidates that one step of the candidate walk ranks at once (design §4: ties go to the most recently registered
+of the first 16 of the range)."""
+
+LOG_FILE_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Bytes after which a log file is closed and the next one begun."""
+
+LOG_TAIL_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Bytes of the log that may wait in memory for a write before an insert has to wait for the disk."""
+
+READ_GAP_BYTES_MAX: Final = 512
+"""Two records of one wave are read by one call when at most this many bytes lie between them."""
+
+INSERT_ATTEMPTS_MAX: Final = 64
+"""Times an insert starts again because the index changed while it waited for the disk. Each attempt keeps the records
+already read, so that it waits only for what is new."""
+
+BACKFILL_SEGMENTS_A_STEP: Final = 32
+"""Segments that one step of the back-fill reads and registers before it yields to foreground work."""
+
+BACKFILL_QUEUE_MAX: Final = 1_000_000
+"""Back-fills that may be queued. One that does not fit is found again by the next insert that meets its list."""
+
+MERGE_POSTINGS_A_STEP: Final = 4_096
+"""Postings that one step of the overlay's merge into a new base moves before it yields."""

@@ -1,0 +1,1 @@
+"""Reads real traces, replays them against an index, and compares with an exact oracle."""

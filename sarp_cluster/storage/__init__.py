@@ -1,0 +1,1 @@
+"""The segment store: the only place that touches the disk."""

@@ -1,0 +1,1 @@
+"""Reference models and fault injection, for tests and benchmarks only."""

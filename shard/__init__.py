@@ -1,0 +1,1 @@
+"""DATA PLANE: one SARP index over one segment store, owned by one thread."""

@@ -1,0 +1,138 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""Routing points: where segments are registered and where queries look (paper §4.2, §4.4).
+
+Points of a segment, as offsets: the base points 0, I, 2I, … (I = S / R blocks), the midpoint of each interval, and the
+last block S - 1, which belongs to the midpoint of the last interval. Each point but 0 lies *behind* another:
+
+    base point -> next base point     when the list at the base point outgrows the pruning threshold (Algorithm 2)
+    base point -> its midpoint        when that list outgrows τ
+    last midpoint -> last block       when the list at that midpoint outgrows τ
+
+Algorithm 2 skips a base point while the list at the preceding *retained* point is short, so the retained base points of a
+sequence are always the first few: if one is skipped, all behind it are. Hence "retained" is kept once an entry, as the
+state of the points behind it (routing_directory), and holds for every segment in its list: the invariant of design §4, that
+a published entry lists every segment whose ID at its point is its key, follows by induction along the points.
+
+When a list outgrows a threshold, the points behind it go from ABSENT to BUILDING: from then on whoever registers, extends
+or removes a segment in the list does so behind it too, and a back-fill (refinement) is due for the segments already in the
+list. Queries look behind an entry only once that is PUBLISHED; until then the entry itself is authoritative.
+
+DEVIATION: a query goes from the first point deeper, only while points behind are published, instead of from the deepest
+point back. By the invariant both end at the same entry, and this way probes one point in most windows.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from sarp_cluster.core.candidate_filter cimport make_filter
+from sarp_cluster.core.parameters cimport SarpParameters
+from sarp_cluster.core.posting_tree cimport Posting
+from sarp_cluster.core.routing_directory cimport (
+    ABSENT,
+    BUILDING,
+    LAST_BLOCK,
+    MIDPOINT,
+    NEXT,
+    PUBLISHED,
+    RoutingDirectory,
+)
+
+
+cdef class RoutingPoints:
+    """Registers segments in a directory and routes queries through it. `due` collects the back-fills that became due:
+    (key, point, kind), the arguments of refinement.Backfill."""
+
+    def __init__(self, SarpParameters parameters, RoutingDirectory directory):
+        self.parameters = parameters.c
+        self.directory = directory
+        self.due = []
+
+    cdef int successor(self, int point, int kind) noexcept nogil:
+        """The point of this kind behind `point`, or -1."""
+        cdef int interval = self.parameters.interval
+        cdef int last = self.parameters.segment_blocks - 1
+        if kind == LAST_BLOCK:
+            return last if point == last + 1 - interval + interval // 2 and point != last else -1
+        if point % interval:
+            return -1
+        if kind == NEXT:
+            return point + interval if point + interval <= last else -1
+        return point + interval // 2
+
+    # --- queries -----------------------------------------------------------------------------------------------------
+
+    cdef int route(self, const uint64_t* ids, int count, uint64_t* key) noexcept nogil:
+        """The deepest entry for a query window of `count` blocks: its point, and its key. -1: no entry at all."""
+        cdef int point = 0
+        cdef int state, state_behind, target
+        cdef uint64_t key_behind
+        key[0] = ids[0] & self.parameters.key_mask
+        if not self.directory.probe(key[0], &state):
+            return -1
+        while True:
+            target = self.successor(point, NEXT)
+            if 0 <= target < count and (not self.parameters.prune or (state >> NEXT) & 3 == PUBLISHED):
+                key_behind = ids[target] & self.parameters.key_mask
+                if self.directory.probe(key_behind, &state_behind):
+                    point = target
+                    key[0] = key_behind
+                    state = state_behind
+                    continue
+            target = self.successor(point, MIDPOINT)
+            if not (0 <= target < count and (state >> MIDPOINT) & 3 == PUBLISHED):
+                target = self.successor(point, LAST_BLOCK)
+                if not (0 <= target < count and (state >> LAST_BLOCK) & 3 == PUBLISHED):
+                    return point
+            key_behind = ids[target] & self.parameters.key_mask
+            if not self.directory.probe(key_behind, &state_behind):
+                return point
+            point = target
+            key[0] = key_behind
+            state = state_behind
+
+    # --- registration ------------------------------------------------------------------------------------------------
+
+    cdef int register(self, uint32_t slot, const uint64_t* ids, int count, int count_before) except -1:
+        """Register a segment of `count` blocks, of which `count_before` (0: a new segment) are registered already."""
+        return self.register_at(slot, ids, count, count_before, 0)
+
+    cdef int register_at(self, uint32_t slot, const uint64_t* ids, int count, int count_before, int point) except -1:
+        """Register a segment at a point it covers and at those behind it.
+
+        An extension re-sorts the reference: the fields of blocks that were not there are no longer zero, and a filter
+        left as it was would underestimate.
+        """
+        cdef Posting posting
+        cdef Posting before
+        posting.key = before.key = ids[point] & self.parameters.key_mask
+        posting.slot = before.slot = slot
+        make_filter(&self.parameters, ids, count, point, &posting.high, &posting.low)
+        if count_before > point:
+            make_filter(&self.parameters, ids, count_before, point, &before.high, &before.low)
+            if before.high != posting.high or before.low != posting.low:
+                self.directory.discard(&before)
+        self.directory.add(&posting)
+        self.register_behind(slot, ids, count, count_before, point, NEXT, self.parameters.pruning_threshold)
+        self.register_behind(slot, ids, count, count_before, point, MIDPOINT, self.parameters.refinement_threshold)
+        self.register_behind(slot, ids, count, count_before, point, LAST_BLOCK, self.parameters.refinement_threshold)
+        return 0
+
+    cdef int register_behind(
+        self, uint32_t slot, const uint64_t* ids, int count, int count_before, int point, int kind, int threshold
+    ) except -1:
+        cdef int target = self.successor(point, kind)
+        cdef uint64_t key = ids[point] & self.parameters.key_mask
+        cdef int state, behind
+        if target < 0:
+            return 0
+        if kind == NEXT and not self.parameters.prune:
+            behind = PUBLISHED
+        else:
+            state = self.directory.state(key)
+            behind = (state >> kind) & 3
+            if behind == ABSENT and self.directory.count_up_to(key, <size_t>threshold + 1) > <size_t>threshold:
+                behind = BUILDING
+                self.directory.set_state(key, state | (BUILDING << kind))
+                self.due.append((key, point, kind))
+        if behind != ABSENT and target < count:
+            self.register_at(slot, ids, count, count_before, target)
+        return 0

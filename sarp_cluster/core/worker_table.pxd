@@ -1,0 +1,16 @@
+from libc.stdint cimport int64_t, uint32_t
+
+
+cdef struct WorkerState:
+    uint32_t generation
+    uint32_t rank              # place in the order of (instance_id, dp_rank)
+    int64_t seq                # highest applied in this generation; -1: none
+
+
+cdef class WorkerTable:
+    cdef WorkerState* state
+    cdef uint32_t capacity
+    cdef readonly uint32_t count
+    cdef readonly list names
+    cdef dict index
+    cdef list order

@@ -113,7 +113,7 @@ def local_block_hashes(token_ids, block_size, str lora not None="", str salt not
 cdef class NamespaceKey:
     """A namespace's keyed permutation of block IDs, made from the 48 bytes of `namespace.derive_namespace_key`."""
 
-    def __init__(self, bytes key not None):
+    def __cinit__(self, bytes key not None):
         cdef int i, step
         cdef uint64_t multiplier, inverse
         if len(key) != NAMESPACE_KEY_BYTES:

@@ -1,14 +1,17 @@
 // DRAM-BlockHash in C++: an open-addressing map from block ID to the workers that hold it.
 //
 // One slot of 24 bytes a block, so that a lookup touches one cache line, rarely two; slots that a query will need are
-// prefetched. Three holders fit into the slot. A block with more has all of them, sorted, in an overflow list.
+// prefetched. Three holders fit into the slot. A block with more names a sorted list of all of them. Blocks with the same
+// holders share one list: those of a hot system prompt all do, and then a match sees at once that nothing changed.
 // Linear probing, a power-of-two table, at most 70 % full. IDs are scrambled before they choose a slot: callers may
 // bring IDs that are not uniform. Blocks are never removed: the benchmark does not ask for it.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <new>
+#include <unordered_map>
 #include <vector>
 
 namespace {
@@ -20,9 +23,13 @@ constexpr size_t PREFETCH_BLOCKS = 12;
 struct Slot {
     uint64_t id;
     uint32_t holders[INLINE_HOLDERS]; // from the front, then NONE; an empty slot has none
-    uint32_t overflow;                // NONE, or the number of the list that holds all of them
+    uint32_t list;                    // NONE, or the number of the list that stands for `holders`, which are then {0}
 
     bool empty() const { return holders[0] == NONE; }
+    bool same_holders(const Slot &other) const
+    {
+        return std::memcmp(holders, other.holders, sizeof holders + sizeof list) == 0;
+    }
 };
 static_assert(sizeof(Slot) == 24, "a slot is three words");
 
@@ -40,9 +47,9 @@ public:
     size_t size() const { return used_; }
     size_t bytes() const
     {
-        size_t total = slots_.capacity() * sizeof(Slot) + overflow_.capacity() * sizeof(overflow_[0]);
-        for (const auto &list : overflow_)
-            total += list.capacity() * sizeof(uint32_t);
+        size_t total = slots_.capacity() * sizeof(Slot) + joined_.size() * 32;
+        for (const auto &list : lists_) // each is kept twice, and the copy's tree node is about as large as a vector
+            total += 2 * (list.capacity() * sizeof(uint32_t) + sizeof list) + 48;
         return total;
     }
 
@@ -83,7 +90,7 @@ public:
                 break;
             if (i == 0)
                 copy_holders(slot);
-            else if (!alive_.empty() && !same_holders(slot, before))
+            else if (!alive_.empty() && !slot.same_holders(before))
                 keep_holders_of(slot, static_cast<uint32_t>(i), reached);
             before = slot;
         }
@@ -97,7 +104,11 @@ public:
 
 private:
     std::vector<Slot> slots_;
-    std::vector<std::vector<uint32_t>> overflow_;
+    std::vector<std::vector<uint32_t>> lists_; // sorted, all different, never changed
+    std::map<std::vector<uint32_t>, uint32_t> list_numbers_;
+    std::unordered_map<uint64_t, uint32_t> joined_; // list and worker -> the list with that worker as well
+    uint64_t last_join_ = UINT64_MAX;               // the key last asked of `joined_`: a run of blocks asks the same
+    uint32_t last_joined_ = NONE;
     std::vector<uint32_t> alive_; // workers whose prefix has not ended yet
     size_t used_ = 0;
     int shift_ = 0;
@@ -142,7 +153,7 @@ private:
 
     void add_holder(Slot &slot, uint32_t worker)
     {
-        if (slot.overflow == NONE) {
+        if (slot.list == NONE) {
             for (uint32_t &holder : slot.holders) {
                 if (holder == worker)
                     return;
@@ -151,25 +162,42 @@ private:
                     return;
                 }
             }
-            slot.overflow = static_cast<uint32_t>(overflow_.size());
-            overflow_.emplace_back(slot.holders, slot.holders + INLINE_HOLDERS);
-            std::sort(overflow_.back().begin(), overflow_.back().end());
+            std::vector<uint32_t> list(slot.holders, slot.holders + INLINE_HOLDERS);
+            list.push_back(worker);
+            std::sort(list.begin(), list.end());
+            slot = {slot.id, {0, NONE, NONE}, number_of(list)};
+            return;
         }
-        auto &list = overflow_[slot.overflow];
-        const auto at = std::lower_bound(list.begin(), list.end(), worker);
-        if (at == list.end() || *at != worker)
-            list.insert(at, worker);
+        const uint64_t join = (uint64_t{slot.list} << 32) | worker;
+        if (join != last_join_) {
+            const auto known = joined_.find(join);
+            if (known != joined_.end()) {
+                last_joined_ = known->second;
+            } else {
+                std::vector<uint32_t> list = lists_[slot.list];
+                const auto at = std::lower_bound(list.begin(), list.end(), worker);
+                if (at == list.end() || *at != worker)
+                    list.insert(at, worker);
+                last_joined_ = number_of(list);
+                joined_.emplace(join, last_joined_);
+            }
+            last_join_ = join;
+        }
+        slot.list = last_joined_;
     }
 
-    static bool same_holders(const Slot &a, const Slot &b)
+    uint32_t number_of(const std::vector<uint32_t> &list)
     {
-        return a.overflow == NONE && b.overflow == NONE && std::memcmp(a.holders, b.holders, sizeof a.holders) == 0;
+        const auto [at, is_new] = list_numbers_.emplace(list, static_cast<uint32_t>(lists_.size()));
+        if (is_new)
+            lists_.push_back(list);
+        return at->second;
     }
 
     void copy_holders(const Slot &slot)
     {
-        if (slot.overflow != NONE) {
-            alive_ = overflow_[slot.overflow];
+        if (slot.list != NONE) {
+            alive_ = lists_[slot.list];
             return;
         }
         for (uint32_t holder : slot.holders)
@@ -183,10 +211,10 @@ private:
     {
         const uint32_t *holder = slot.holders;
         const uint32_t *end = slot.holders + INLINE_HOLDERS;
-        const bool sorted = slot.overflow != NONE;
+        const bool sorted = slot.list != NONE;
         if (sorted) {
-            holder = overflow_[slot.overflow].data();
-            end = holder + overflow_[slot.overflow].size();
+            holder = lists_[slot.list].data();
+            end = holder + lists_[slot.list].size();
         }
         size_t kept = 0;
         for (uint32_t worker : alive_) {

@@ -1,0 +1,1 @@
+"""Measurements: our index against its baselines, and the paper's experiments."""

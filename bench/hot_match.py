@@ -1,0 +1,274 @@
+"""Match and insert when everything is in memory: an index beside its baselines, in one interleaved run.
+
+    python -m bench.hot_match                     both workloads, all contestants, a table
+    python -m bench.hot_match --workload agent --json result.json
+
+One client, block IDs given. A request is one match of a conversation's context, then one insert of what the serving
+worker newly holds. Contestants take turns in short chunks of the same requests, each time in another order, so that a
+busy moment of the machine hits all of them alike; their answers are compared, and a difference ends the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import random
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import count, islice
+from pathlib import Path
+from time import perf_counter_ns
+from typing import NamedTuple
+
+import numpy as np
+
+from bench.baselines import Contestant, Match
+from bench.baselines.flat_map import FlatMapIndex
+from bench.baselines.python_dict import DictIndex
+from sarp_cluster.types import InsertResult, MatchResult, Namespace, PrefixIndex, Worker
+
+CHUNK_REQUESTS = 100
+WORKERS = 16
+
+
+class Request(NamedTuple):
+    """One turn of a conversation."""
+
+    ids: bytes
+    """The context, output included."""
+    worker: int
+    """Who serves it, and holds all of it afterwards."""
+    first: int
+    """Blocks that this worker held before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What the conversations of a synthetic workload are like. Lengths in blocks, ranges inclusive."""
+
+    system_prompts: int
+    system_prompt_blocks: tuple[int, int]
+    conversations: int
+    context_blocks: tuple[int, int]
+    """The shortest first context and the longest last one."""
+    turn_blocks: tuple[int, int]
+    open_conversations: int = 64
+    """Conversations whose turns alternate."""
+    moves: float = 0.1
+    """Share of turns served by another worker than the turn before."""
+    seed: int = 1
+
+
+CHAT = Shape(
+    system_prompts=20,
+    system_prompt_blocks=(32, 64),
+    conversations=5_000,
+    context_blocks=(76, 292),
+    turn_blocks=(8, 40),
+)
+AGENT = Shape(
+    system_prompts=8,
+    system_prompt_blocks=(120, 200),
+    conversations=250,
+    context_blocks=(236, 1_796),
+    turn_blocks=(20, 120),
+)
+
+
+@dataclass
+class _Conversation:
+    ids: bytes
+    """All that it will ever contain."""
+    prompt: int
+    prompt_blocks: int
+    blocks: int
+    worker: int
+    held: dict[int, int] = field(default_factory=dict)
+
+
+def synthetic(shape: Shape) -> Iterator[Request]:
+    """The requests of `shape`, the same each time."""
+    rng = random.Random(shape.seed)
+    shortest, longest = shape.context_blocks
+    prompts = [rng.randbytes(8 * rng.randint(*shape.system_prompt_blocks)) for _ in range(shape.system_prompts)]
+    popularity = [1 / (rank + 1) for rank in range(shape.system_prompts)]
+    prompt_holders: set[tuple[int, int]] = set()
+
+    def opened() -> _Conversation:
+        prompt = rng.choices(range(shape.system_prompts), popularity)[0]
+        own = rng.randbytes(8 * rng.randint(shortest, longest))
+        ids = (prompts[prompt] + own)[: max(len(own), 8 * shortest)]
+        first_turn = min(shortest + rng.randint(0, shape.turn_blocks[1]), len(ids) // 8)
+        return _Conversation(ids, prompt, len(prompts[prompt]) // 8, first_turn, rng.randrange(WORKERS))
+
+    waiting = shape.conversations
+    talking: list[_Conversation] = []
+    while waiting or talking:
+        while waiting and len(talking) < shape.open_conversations:
+            talking.append(opened())
+            waiting -= 1
+        at = rng.randrange(len(talking))
+        one = talking[at]
+        if rng.random() < shape.moves:
+            one.worker = rng.randrange(WORKERS)
+        holder = (one.prompt, one.worker)
+        first = one.held.get(one.worker, one.prompt_blocks if holder in prompt_holders else 0)
+        prompt_holders.add(holder)
+        one.held[one.worker] = one.blocks
+        yield Request(one.ids[: 8 * one.blocks], one.worker, first)
+        if 8 * one.blocks == len(one.ids):
+            talking[at] = talking[-1]
+            talking.pop()
+        else:
+            one.blocks = min(one.blocks + rng.randint(*shape.turn_blocks), len(one.ids) // 8)
+
+
+# A real trace joins here: an iterator of its requests in replay order.
+WORKLOADS: dict[str, Callable[[], Iterator[Request]]] = {
+    "chat": lambda: synthetic(CHAT),
+    "agent": lambda: synthetic(AGENT),
+}
+
+
+class IndexContestant:
+    """A `PrefixIndex`, such as `shard.index.Index`: the same calls, awaited."""
+
+    def __init__(self, name: str, index: PrefixIndex, namespace: Namespace) -> None:
+        self.name = name
+        self._index = index
+        self._namespace = namespace
+        # Padded, so that workers sort by name as they do by number.
+        self._workers = [Worker(f"{number:04}") for number in range(WORKERS)]
+
+    def match(self, ids: bytes) -> Coroutine[object, object, MatchResult]:
+        return self._index.match(self._namespace, ids)
+
+    def insert(self, ids: bytes, worker: int, first: int) -> Coroutine[object, object, InsertResult]:
+        return self._index.insert(self._namespace, ids, worker=self._workers[worker], first=first)
+
+
+AnyContestant = Contestant | IndexContestant
+
+# Ours joins here.
+CONTESTANTS: dict[str, Callable[[], AnyContestant]] = {
+    "flat-map": FlatMapIndex,
+    "dict": DictIndex,
+}
+
+
+def _as_match(result: Match | MatchResult) -> Match:
+    if isinstance(result, Match):
+        return result
+    return Match(result.matched_blocks, [(int(one.instance_id), one.gpu) for one in result.workers if one.gpu])
+
+
+@dataclass
+class Times:
+    """Nanoseconds of each call."""
+
+    match: list[int] = field(default_factory=list)
+    insert: list[int] = field(default_factory=list)
+
+
+async def _turn(contestant: AnyContestant, requests: Sequence[Request], times: Times) -> list[Match]:
+    """Run a chunk of requests. What the answers are turned into afterwards is not timed."""
+    results: list[Match | MatchResult] = []
+    for ids, worker, first in requests:
+        begin = perf_counter_ns()
+        if isinstance(contestant, IndexContestant):
+            result: Match | MatchResult = await contestant.match(ids)
+            middle = perf_counter_ns()
+            await contestant.insert(ids, worker, first)
+        else:
+            result = contestant.match(ids)
+            middle = perf_counter_ns()
+            contestant.insert(ids, worker, first)
+        end = perf_counter_ns()
+        times.match.append(middle - begin)
+        times.insert.append(end - middle)
+        results.append(result)
+    return [_as_match(result) for result in results]
+
+
+async def measure(contestants: Sequence[AnyContestant], requests: Iterator[Request]) -> list[Times]:
+    """Times of each contestant, which all answer the same requests in the same state."""
+    times = [Times() for _ in contestants]
+    gc.collect()
+    gc.disable()  # one contestant's garbage must not be collected on another's time
+    try:
+        for chunk_number in count():
+            chunk = list(islice(requests, CHUNK_REQUESTS))
+            if not chunk:
+                return times
+            answers: dict[int, list[Match]] = {}
+            for turn in range(len(contestants)):
+                at = (chunk_number + turn) % len(contestants)
+                answers[at] = await _turn(contestants[at], chunk, times[at])
+            for at, contestant in enumerate(contestants):
+                for number, (answer, expected) in enumerate(zip(answers[at], answers[0], strict=True)):
+                    if answer != expected:
+                        raise SystemExit(
+                            f"request {chunk_number * CHUNK_REQUESTS + number}: {contestant.name} answers {answer}, "
+                            f"{contestants[0].name} {expected}"
+                        )
+    finally:
+        gc.enable()
+    raise AssertionError("unreachable")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Microseconds of one operation."""
+
+    workload: str
+    contestant: str
+    operation: str
+    calls: int
+    mean_us: float
+    p50_us: float
+    p99_us: float
+
+    @classmethod
+    def of(cls, workload: str, contestant: str, operation: str, nanoseconds: list[int]) -> Row:
+        us = np.array(nanoseconds) / 1e3
+        p50, p99 = np.percentile(us, [50, 99])
+        return cls(workload, contestant, operation, len(us), float(us.mean()), float(p50), float(p99))
+
+
+def run(workload: str, names: Sequence[str], requests_max: int | None = None) -> list[Row]:
+    """Measure the named contestants on one workload."""
+    contestants = [CONTESTANTS[name]() for name in names]
+    times = asyncio.run(measure(contestants, islice(WORKLOADS[workload](), requests_max)))
+    return [
+        Row.of(workload, contestant.name, operation, getattr(one, operation))
+        for contestant, one in zip(contestants, times, strict=True)
+        for operation in ("match", "insert")
+    ]
+
+
+def main() -> None:
+    """Print a table; with --json write it as well."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", choices=WORKLOADS, action="append", help="default: all")
+    parser.add_argument("--contestant", choices=CONTESTANTS, action="append", help="default: all")
+    parser.add_argument("--requests", type=int, help="stop after so many requests a workload")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    options = parser.parse_args()
+
+    rows: list[Row] = []
+    print(f"{'workload':10}{'contestant':20}{'':8}{'calls':>8}{'mean µs':>10}{'p50':>9}{'p99':>9}")
+    for workload in options.workload or WORKLOADS:
+        for row in run(workload, options.contestant or list(CONTESTANTS), options.requests):
+            rows.append(row)
+            print(
+                f"{row.workload:10}{row.contestant:20}{row.operation:8}{row.calls:8}"
+                f"{row.mean_us:10.1f}{row.p50_us:9.1f}{row.p99_us:9.1f}"
+            )
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""A namespace's key: what keeps the block IDs of one namespace apart from those of every other."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+from sarp_cluster.core.block_id import NAMESPACE_KEY_BYTES
+from sarp_cluster.errors import BadRequestError
+from sarp_cluster.types import NamespaceSpec
+
+SECRET_BYTES_MIN: Final = 16
+SECRET_BYTES_MAX: Final = hashlib.blake2b.MAX_KEY_SIZE
+
+_FORMAT_VERSION: Final = 1
+_PERSONALIZATION: Final = b"sarp-namespace"
+
+
+def _u32(number: int) -> bytes:
+    return number.to_bytes(4, "little")
+
+
+def derive_namespace_key(secret: bytes, spec: NamespaceSpec) -> bytes:
+    """The 48 bytes of `spec`'s key under the index's `secret`. The result must never change: records depend on it.
+
+    Each text goes in behind its length. Without it, fields that merely run together alike, such as tenant "ab" with
+    model "c" and tenant "a" with model "bc", would share a key, and one tenant would meet another's blocks.
+    """
+    if not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
+        raise BadRequestError(
+            f"secret: {len(secret)} bytes are not {SECRET_BYTES_MIN}..{SECRET_BYTES_MAX}", field="secret"
+        )
+    digest = hashlib.blake2b(key=secret, person=_PERSONALIZATION, digest_size=NAMESPACE_KEY_BYTES)
+    digest.update(_u32(_FORMAT_VERSION))
+    for text in (spec.tenant, spec.model, spec.lora, spec.salt):
+        encoded = text.encode()
+        digest.update(_u32(len(encoded)) + encoded)
+    digest.update(_u32(spec.block_size))
+    profile = spec.hash_profile.value.encode()
+    digest.update(_u32(len(profile)) + profile)
+    return digest.digest()

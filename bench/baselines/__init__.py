@@ -11,7 +11,7 @@ class Match(NamedTuple):
     matched: int
     """Blocks of the longest prefix of which each block has a holder."""
     workers: list[tuple[int, int]]
-    """(worker, blocks of its longest prefix), the longest first, then by worker. Workers without block 0 are left out."""
+    """(worker, blocks of its longest prefix), the longest first, then by worker; none without block 0."""
 
 
 class Contestant(Protocol):

@@ -1,0 +1,45 @@
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from sarp_cluster.core.segment cimport SegmentBatch
+
+
+cdef struct Chunk:
+    uint32_t file
+    uint64_t begin             # offset in the file
+    uint64_t length
+    uint64_t capacity
+    uint8_t* data
+
+
+cdef struct ReadRange:
+    uint64_t place
+    int item
+    int is_delta
+    uint64_t at                # in the scratch buffer
+    int arrived
+
+
+cdef class LogTail:
+    cdef Chunk* chunk
+    cdef int chunks
+    cdef int chunk_capacity
+    cdef int sealed            # leading chunks that are being written
+    cdef int* descriptor       # by file; -1: not open
+    cdef uint32_t descriptors
+    cdef readonly uint32_t file
+    cdef readonly uint64_t offset
+    cdef readonly uint64_t lsn
+    cdef readonly uint32_t incarnation
+    cdef readonly uint64_t file_bytes_max
+    cdef readonly uint64_t bytes_appended
+    cdef readonly uint64_t calls
+    cdef readonly uint64_t damaged
+
+    cdef uint8_t* room(self, uint64_t size) except NULL
+    cdef const uint8_t* in_memory(self, uint64_t place) noexcept nogil
+    cdef int read(self, SegmentBatch batch, bint wait) except -1
+    cdef int make_room_in_file(self, uint64_t size) except -1
+    cdef void read_ranges(self, ReadRange* ranges, int count, uint8_t* scratch, bint wait) noexcept nogil
+    cdef void read_whole(
+        self, int fd, uint8_t* to, uint64_t length, uint64_t offset, bint wait, ReadRange* ranges, int count
+    ) noexcept nogil

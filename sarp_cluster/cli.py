@@ -51,11 +51,8 @@ def main(argv: Sequence[str] | None = None, *, open_index: OpenIndex = open_shar
     arguments = build_parser().parse_args(argv)
     try:
         arguments.run(arguments, open_index)
-    except SarpError as error:
+    except (SarpError, OSError) as error:
         print(f"sarp: error: {error}", file=sys.stderr)
-        return EXIT_ERROR
-    except OSError as error:
-        print(f"sarp: error: {error.filename or ''}: {error.strerror or error}", file=sys.stderr)
         return EXIT_ERROR
     except KeyboardInterrupt:
         print("sarp: interrupted", file=sys.stderr)

@@ -16,7 +16,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from sarp_cluster.config import IndexConfig
 from sarp_cluster.errors import BadRequestError, SarpError
 from sarp_cluster.replay.arguments import add_replay_arguments, index_config
-from sarp_cluster.replay.replay import replay_trace
+from sarp_cluster.replay.replay import Progress, replay_trace
 from sarp_cluster.replay.report import EXPLANATION, ReplayReport, table
 from sarp_cluster.replay.traces import Trace, open_trace
 from sarp_cluster.types import HashProfile, Namespace, NamespaceSpec, PrefixIndex
@@ -86,7 +86,10 @@ def replay_command(arguments: argparse.Namespace, open_index: OpenIndex) -> None
         for path in arguments.traces:
             trace = open_trace(path, block_tokens=arguments.block_tokens)
             store = fresh_directory(stores, trace.name)
-            report = _run(replay_in(store, trace, config, arguments, open_index))
+            total = min(trace.request_count, arguments.limit or trace.request_count)
+            # disable=None: shown where stderr is a terminal.
+            with tqdm(total=total, desc=trace.name, unit="req", file=sys.stderr, mininterval=0.5, disable=None) as bar:
+                report = _run(replay_in(store, trace, config, arguments, open_index, bar.update))
             reports.append(report)
             if arguments.json:
                 print(report.to_json(), flush=True)
@@ -107,27 +110,29 @@ def fresh_directory(parent: Path, name: str) -> Path:
 
 
 async def replay_in(
-    store: Path, trace: Trace, config: IndexConfig, arguments: argparse.Namespace, open_index: OpenIndex
+    store: Path,
+    trace: Trace,
+    config: IndexConfig,
+    arguments: argparse.Namespace,
+    open_index: OpenIndex,
+    progress: Progress,
 ) -> ReplayReport:
-    """Replay `trace` in an index opened in `store`, with progress on stderr where that is a terminal."""
+    """Replay `trace` in an index opened in `store`, and close it."""
     profile = HashProfile.XXH3 if trace.kind == "tokens" else HashProfile.OPAQUE
-    total = trace.request_count if arguments.limit is None else min(arguments.limit, trace.request_count)
     index = await open_index(store, config)
     try:
         spec = NamespaceSpec(model=f"replay/{trace.name}", block_size=trace.block_tokens, hash_profile=profile)
-        namespace = index.create_namespace(spec)
-        with tqdm(total=total, desc=trace.name, unit="req", file=sys.stderr, mininterval=0.5, disable=None) as bar:
-            return await replay_trace(
-                trace,
-                index,
-                namespace,
-                workers=arguments.workers,
-                in_flight=arguments.in_flight,
-                limit=arguments.limit,
-                progress=bar.update,
-                with_oracle=arguments.oracle,
-                with_candidates=arguments.candidates,
-            )
+        return await replay_trace(
+            trace,
+            index,
+            index.create_namespace(spec),
+            workers=arguments.workers,
+            in_flight=arguments.in_flight,
+            limit=arguments.limit,
+            progress=progress,
+            with_oracle=arguments.oracle,
+            with_candidates=arguments.candidates,
+        )
     finally:
         await index.close()
 

@@ -89,7 +89,7 @@ def replay_command(arguments: argparse.Namespace, open_index: OpenIndex) -> None
             total = min(trace.request_count, arguments.limit or trace.request_count)
             # disable=None: shown where stderr is a terminal.
             with tqdm(total=total, desc=trace.name, unit="req", file=sys.stderr, mininterval=0.5, disable=None) as bar:
-                report = _run(replay_in(store, trace, config, arguments, open_index, bar.update))
+                report = _run(replay_in(store, trace, config, arguments, open_index=open_index, progress=bar.update))
             reports.append(report)
             if arguments.json:
                 print(report.to_json(), flush=True)
@@ -114,6 +114,7 @@ async def replay_in(
     trace: Trace,
     config: IndexConfig,
     arguments: argparse.Namespace,
+    *,
     open_index: OpenIndex,
     progress: Progress,
 ) -> ReplayReport:

@@ -20,6 +20,12 @@ BLOCK_TOKENS_MAX: Final = 4_096
 REQUEST_TOKENS_MAX: Final = 16 * REQUEST_BLOCKS_MAX
 """Token IDs of one request (4 bytes each)."""
 
+TRACE_BYTES_MAX: Final = 2**30
+"""Bytes of an unpacked trace file that is to be replayed. The largest we have takes 60 MB."""
+
+REPLAY_READ_AHEAD: Final = 32
+"""Requests a replay reads ahead for each one in flight, to find some whose session is not busy."""
+
 NAMESPACES_MAX: Final = 1_000_000
 """Namespaces of one index."""
 

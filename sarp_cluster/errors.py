@@ -5,7 +5,6 @@ SarpError
 │   ├── BadRequestError        a field is missing, malformed or out of range
 │   ├── TooLargeError          a field is over its bound in `limits`
 │   ├── UnknownNamespaceError  the namespace was never created
-│   ├── NamespaceConflictError the same namespace with other settings
 │   ├── UnknownPrefixError     an insert from an offset whose prefix is not in the index: send it from position 0
 │   └── StaleGenerationError   the worker's generation is older than the one known
 ├── ConflictError              the index changed each time an insert was about to commit: try again
@@ -46,12 +45,6 @@ class UnknownNamespaceError(RequestError, LookupError):
     """The namespace was never created in this index."""
 
     code = "unknown_namespace"
-
-
-class NamespaceConflictError(RequestError):
-    """The namespace exists with other settings."""
-
-    code = "namespace_conflict"
 
 
 class UnknownPrefixError(RequestError, LookupError):

@@ -49,7 +49,7 @@ cdef class Insertion:
 
     # --- searching -----------------------------------------------------------------------------------------------------
 
-    def load(self, const unsigned char[::1] wire, NamespaceKey key, uint32_t namespace_id, int base_window, int first):
+    def load(self, bytes wire, NamespaceKey key, uint32_t namespace_id, int base_window, int first):
         """Take the sequence: wire IDs from window `base_window` on; `first` counts blocks from there."""
         self.search.load(wire, key, namespace_id, base_window)
         self.first = first
@@ -85,12 +85,15 @@ cdef class Insertion:
 
     # --- planning ------------------------------------------------------------------------------------------------------
 
-    def plan(self, uint32_t worker, uint32_t generation, int tier, handle, bint rooted):
-        """Fill `writes` with what an insert changes. Returns how many segments that are.
+    def check_prefix(self, bint rooted):
+        """Raise UnknownPrefixError if the first window needs ancestors (it is not `rooted`) and is not in the index."""
+        if not rooted and self.search.verified < self.search.parameters.segment_blocks:
+            raise UnknownPrefixError(
+                "offset: the blocks before it are not in the index; send the block IDs from position 0", field="offset"
+            )
 
-        `rooted`: the first window begins its sequence and needs no ancestor. Raises UnknownPrefixError when it needs one
-        that is not in the index.
-        """
+    def plan(self, uint32_t worker, uint32_t generation, int tier, handle):
+        """Fill `writes` with what an insert changes. Returns how many segments that are."""
         cdef Location location = Location(worker, generation, tier, handle is not None, handle or 0)
         cdef int size = self.search.parameters.segment_blocks
         cdef int window = self.search.verified // size
@@ -100,10 +103,6 @@ cdef class Insertion:
         cdef uint32_t parent = 0
         self.writes.clear()
         self.blocks_added = 0
-        if not rooted and window == 0:
-            raise UnknownPrefixError(
-                "offset: the blocks before it are not in the index; send the block IDs from position 0", field="offset"
-            )
         try:
             for w in range(first_window, min(window, self.search.windows)):
                 self.hold_window(w, size, self.first - w * size, size, &location)
@@ -145,6 +144,19 @@ cdef class Insertion:
                     homes[i].item, &location, blocks_mask(max(homes[i].begin, self.first - window * size), homes[i].end)
                 )
         self.choose_writes()
+        return self.writes.count
+
+    def plan_folds(self):
+        """Fill `writes` with whole images of the segments that were read (Search.load_segments), where they still hold."""
+        cdef SegmentColumns* segment
+        cdef int item
+        self.writes.clear()
+        self.blocks_added = 0
+        for item in range(self.search.batch.count):
+            segment = &self.search.batch.item[item]
+            if (segment.state == READ and segment.image == self.table.row(segment.slot).image
+                    and segment.delta == self.table.row(segment.slot).delta):
+                self.writes.item[self.edit(item)].write = IMAGE
         return self.writes.count
 
     cdef int edit(self, int item) except -1:

@@ -1,5 +1,6 @@
 from libc.stdint cimport uint32_t, uint64_t
 
+from sarp_cluster.core.block_id cimport NamespaceKey
 from sarp_cluster.core.parameters cimport Parameters
 from sarp_cluster.core.routing_directory cimport CandidateWalk, RoutingDirectory
 from sarp_cluster.core.routing_points cimport RoutingPoints
@@ -89,3 +90,4 @@ cdef class Search:
     cdef int start(self, int top, int low) except -1
     cdef bint unchanged(self) noexcept nogil
     cdef int homes(self, int window, int matched, Home* homes) noexcept nogil
+    cpdef load(self, bytes wire, NamespaceKey key, uint32_t namespace_id, int base_window)

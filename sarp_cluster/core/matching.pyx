@@ -436,14 +436,14 @@ cdef class Search:
 
     # --- entry points for the shell ------------------------------------------------------------------------------------
 
-    def load(self, const unsigned char[::1] wire, NamespaceKey key, uint32_t namespace_id, int base_window):
+    cpdef load(self, bytes wire, NamespaceKey key, uint32_t namespace_id, int base_window):
         """Take the query: wire IDs as bytes, and the window of the first."""
-        cdef Py_ssize_t blocks = wire.shape[0] // 8
+        cdef Py_ssize_t blocks = len(wire) // 8
         self.reserve(blocks)
         self.namespace_id = namespace_id
         self.base_window = base_window
         if blocks:
-            key.permute_many(<const uint64_t*>&wire[0], self.ids, blocks)
+            key.permute_many(<const uint64_t*><const char*>wire, self.ids, blocks)
 
     def begin(self, bint stepwise, int homes_from=0, retrieval_max=None):
         """Search for the longest prefix. Returns how many segments of `batch` are to be read; 0: done."""
@@ -461,6 +461,13 @@ cdef class Search:
     def resume(self):
         """Go on with what was read; as `begin`."""
         return self.advance()
+
+    def load_segments(self, slots):
+        """List these segments for reading, outside of any query; for background work and checks."""
+        self.reserve(0)
+        self.reset(0)
+        for slot in slots:
+            self.add(slot)
 
     def count_candidates(self):
         """(candidates in the routed list, those with the largest match potential) of the deepest window."""

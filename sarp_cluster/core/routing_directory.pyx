@@ -329,6 +329,7 @@ cdef class RoutingDirectory:
             self.level[i] = self.level[i - 1]
         self.level[0] = fresh
         self.levels += 1
+        self.version += 1  # walks in progress number their levels
         self.merge_newer = Cursor(self.level[1].first, -1)
         cursor_next(&self.merge_newer)
         self.merge_older = Cursor(NULL, 0)

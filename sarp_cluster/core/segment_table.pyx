@@ -12,7 +12,7 @@ Invariants (checked by validate()):
   S4  segments, blocks (each at its home), block entries (copies too) and deltas are exact.
 """
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 
 from sarp_cluster.core.posting_tree cimport FIRST_SLOT
@@ -138,6 +138,17 @@ cdef class SegmentTable:
             + self.page_capacity * sizeof(SegmentRow*)
             + self.free_capacity * sizeof(uint32_t)
         )
+
+    def slots_with_delta(self, uint32_t begin, uint32_t rows, int limit):
+        """Up to `limit` slots whose segment has a delta, among `rows` rows from `begin` on, and the slot to go on from."""
+        cdef uint32_t slot = max(begin, <uint32_t>FIRST_SLOT)
+        cdef uint32_t end = min(<uint64_t>slot + rows, self.next_slot)
+        found = []
+        while slot < end and len(found) < limit:
+            if self.row(slot).delta and self.row(slot).count:
+                found.append(slot)
+            slot += 1
+        return found, slot if slot < self.next_slot else 0
 
     def describe(self, uint32_t slot):
         """A row as a dictionary, or None where the slot is free; for checks, tools and tests."""

@@ -32,6 +32,7 @@ cdef class LogTail:
     cdef readonly uint32_t incarnation
     cdef readonly uint64_t file_bytes_max
     cdef readonly uint64_t bytes_appended
+    cdef readonly uint64_t live_bytes
     cdef readonly uint64_t calls
     cdef readonly uint64_t damaged
 

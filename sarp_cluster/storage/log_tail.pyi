@@ -8,6 +8,8 @@ class LogTail:
     lsn: int
     incarnation: int
     bytes_appended: int
+    live_bytes: int
+    """Of bytes_appended, records that a segment still points to."""
     calls: int
     """Read system calls so far."""
     damaged: int

@@ -200,9 +200,14 @@ cdef class LogTail:
             self.lsn += 1
             # The padding belongs to the payload: it is zero and covered by the checksum.
             seal_frame(at, segment.write, size - FRAME_BYTES, self.lsn, self.file, place_offset(place), self.incarnation)
+            self.live_bytes += size
+            if segment.delta:
+                self.live_bytes -= place_length(segment.delta)
             if segment.write == DELTA:
                 segment.delta = place
             else:
+                if segment.image:
+                    self.live_bytes -= place_length(segment.image)
                 segment.image = place
                 segment.delta = 0
 

@@ -1,0 +1,58 @@
+"""The segment store as the index sees it: a few operations, so that one index runs over several stores (paper §5)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from sarp_cluster.core.segment import SegmentBatch
+
+
+class StoreStatistics(NamedTuple):
+    """Counters of a segment store."""
+
+    disk_bytes: int
+    """Bytes written or about to be."""
+    live_bytes: int
+    """Of those, records that a segment still points to."""
+    damaged: int
+    """Segments read that did not verify."""
+    read_calls: int
+    """Read system calls."""
+
+
+class SegmentStore(Protocol):
+    """Where segments stand on disk. Owned by one thread; only `read_wait` may run in a helper thread.
+
+    A record never changes where it stands: a segment that changes is written anew and its place in the segment table
+    changes. So a place that was read stays good for as long as its reader likes.
+    """
+
+    def put(self, writes: SegmentBatch) -> None:
+        """Take changed segments, all or none, and note in each where it stands. Readable at once, durable after `sync`."""
+
+    def read_cached(self, batch: SegmentBatch) -> int:
+        """Read what needs no wait. Returns how many segments are left to read."""
+
+    def read_wait(self, batch: SegmentBatch) -> None:
+        """Read what is left, waiting for the disk. What does not verify is marked damaged."""
+
+    def put_namespace(self, namespace_id: int, fields: tuple[str, ...], block_size: int) -> None:
+        """Record a namespace."""
+
+    def put_worker(self, worker: int, instance_id: str, dp_rank: int) -> None:
+        """Record a worker under its index."""
+
+    def put_worker_mark(self, worker: int, generation: int, seq: int) -> None:
+        """Record a worker's generation and the highest seq applied (-1: none)."""
+
+    async def room(self) -> None:
+        """Wait until more may be put: what is not written yet is bounded."""
+
+    async def sync(self) -> None:
+        """Make all that was put durable."""
+
+    def statistics(self) -> StoreStatistics:
+        """Counters at this moment."""
+
+    async def close(self) -> None:
+        """Write out everything and let go of the files."""

@@ -1,0 +1,102 @@
+"""Background work of an index, in bounded steps that yield to matches and inserts.
+
+In this order: back-fills (refinement and rematerialisation, paper §4.2 and §4.4), the merge of the directory's overlay into
+a new base, and folding deltas into images.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+from sarp_cluster import limits
+from sarp_cluster.core.refinement import Backfill
+from shard.state import IndexState
+
+FOLD_ROWS_A_STEP: Final = 8_192
+"""Rows of the segment table that one step looks through for deltas."""
+
+
+class Background:
+    """What is due, and one step of it at a time."""
+
+    def __init__(self, state: IndexState) -> None:
+        self._state = state
+        self._queue: deque[Backfill] = deque()
+        self._fold_hand = 0
+        self._stepping = asyncio.Lock()  # two steps of one back-fill must not overlap; held across our own reads only
+        self.damaged = 0
+        """Segments that a back-fill had to leave out because they could not be read."""
+
+    @property
+    def backfills_pending(self) -> int:
+        """Posting lists whose finer entries are being built."""
+        return len(self._queue) + len(self._state.points.due)
+
+    @property
+    def due(self) -> bool:
+        """Is there anything to do?"""
+        state = self._state
+        return bool(
+            self._queue
+            or state.points.due
+            or state.directory.merging
+            or self._merge_due()
+            or state.table.deltas > state.config.delta_segments_max
+        )
+
+    def _merge_due(self) -> bool:
+        """Each merge moves the whole base, so the overlay may grow with it: the work stays in proportion."""
+        directory = self._state.directory
+        return directory.overlay_postings >= max(self._state.config.merge_postings_min, directory.base_postings // 2)
+
+    async def step(self) -> bool:
+        """Do one bounded piece of work. False when nothing was due."""
+        async with self._stepping:
+            if self._queue or self._state.points.due:
+                await self._backfill_step()
+            elif self._state.directory.merging or self._merge_due():
+                self._state.directory.begin_merge()
+                self._state.directory.merge_step(limits.MERGE_POSTINGS_A_STEP)
+            elif self._state.table.deltas > self._state.config.delta_segments_max:
+                await self._fold_step()
+            else:
+                return False
+        return True
+
+    async def _backfill_step(self) -> None:
+        state = self._state
+        for key, point, kind in state.points.due:
+            self._queue.append(Backfill(state.points, key, point, kind))
+        state.points.due.clear()
+        backfill = self._queue[0]
+        search = state.search()
+        batch = search.batch
+        if backfill.next_segments(state.table, batch, limits.BACKFILL_SEGMENTS_A_STEP):
+            if state.store.read_cached(batch):
+                await state.wait_for(batch)
+            self.damaged += backfill.register_batch(state.table, batch)
+        else:
+            backfill.publish()
+            self._queue.popleft()
+        state.idle_searches.append(search)
+
+    async def _fold_step(self) -> None:
+        """Write whole images of some segments whose image and delta are apart."""
+        state = self._state
+        slots, self._fold_hand = state.table.slots_with_delta(
+            self._fold_hand, FOLD_ROWS_A_STEP, limits.BACKFILL_SEGMENTS_A_STEP
+        )
+        if not slots:
+            return
+        await state.store.room()
+        insertion = state.insertion()
+        insertion.search.load_segments(slots)
+        batch = insertion.search.batch
+        if state.store.read_cached(batch):
+            await state.wait_for(batch)
+        if insertion.plan_folds():
+            state.store.put(insertion.writes)
+            insertion.commit()
+        state.idle_insertions.append(insertion)

@@ -1,0 +1,212 @@
+"""One SARP index over one segment store: what a shard serves, and what `sarp replay` measures.
+
+Owned by one event loop. A match or insert whose segments are in memory or in the page cache completes without suspending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from sarp_cluster.config import IndexConfig, Strategy
+from sarp_cluster.core.answering import MatchAnswer
+from sarp_cluster.storage.log import LogStore
+from sarp_cluster.storage.segment_store import SegmentStore
+from sarp_cluster.types import CandidateCounts, IndexStatistics, InsertResult, Namespace, NamespaceSpec, Tier, Worker
+from shard import insert_path, match_path, validation
+from shard.background import Background
+from shard.namespaces import IndexNamespace, NamespaceRegistry
+from shard.requests import check_worker
+from shard.state import IndexState
+
+
+class Index:
+    """An open index. Make one with `open`, and `close` it."""
+
+    def __init__(self, config: IndexConfig, store: SegmentStore, secret: bytes) -> None:
+        self.state = IndexState(config, store)
+        self.namespaces = NamespaceRegistry(secret, store)
+        self.background = Background(self.state)
+        self._wake = asyncio.Event()
+        self._runner: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, directory: Path, config: IndexConfig | None = None, *, secret: bytes | None = None) -> Index:
+        """A new index in an empty or absent directory.
+
+        `secret` (16 to 64 bytes) keys the namespaces' block IDs; without one, a random secret is made for this index.
+        """
+        config = config or IndexConfig()
+        store = await LogStore.create(directory, config.log_file_bytes)
+        index = cls(config, store, secret or os.urandom(32))
+        index.start_background()
+        return index
+
+    @property
+    def store(self) -> SegmentStore:
+        """The segment store."""
+        return self.state.store
+
+    # --- what callers do -----------------------------------------------------------------------------------------------
+
+    def create_namespace(self, spec: NamespaceSpec) -> IndexNamespace:
+        """The namespace of `spec`; the same again is the same."""
+        return self.namespaces.create(spec)
+
+    async def match(
+        self,
+        namespace: Namespace,
+        block_ids: bytes,
+        *,
+        detail: str = "workers",
+        tiers: Collection[Tier] | None = None,
+        workers: Collection[Worker] | None = None,
+        max_workers: int | None = None,
+        strategy: Strategy | None = None,
+    ) -> MatchAnswer:
+        """Longest prefix of `block_ids` (wire IDs, u64 little-endian) that somebody holds, and who holds it.
+
+        `detail` "none" gives lengths only, "workers" what each worker holds, "blocks" each block's locations too. `tiers`
+        and `workers` limit whose locations count; `max_workers` cuts the list of workers. `strategy` overrides the
+        index's.
+        """
+        return await match_path.match(
+            self.state,
+            self.namespaces.require(namespace),
+            block_ids,
+            detail=detail,
+            tiers=tiers,
+            workers=workers,
+            max_workers=max_workers,
+            strategy=strategy,
+        )
+
+    async def insert(
+        self,
+        namespace: Namespace,
+        block_ids: bytes,
+        *,
+        worker: Worker,
+        generation: int = 0,
+        tier: Tier = Tier.GPU,
+        first: int = 0,
+        offset: int = 0,
+        seq: int | None = None,
+        handle: int | None = None,
+    ) -> InsertResult:
+        """`worker` newly holds the blocks at positions [first, end) of the sequence on `tier`.
+
+        `block_ids` are the wire IDs of positions [offset, end); `offset` is 0, or a multiple of the segment size at least
+        one segment before `first` whose prefix is in the index (else UnknownPrefixError). Ancestors that are missing are
+        inserted without locations. A `generation` newer than the worker's ends everything it held before; an older one
+        is refused. With `seq`, a change that was applied before is not applied again. `handle` is kept and given back
+        with the blocks.
+        """
+        result = await insert_path.insert(
+            self.state,
+            self.namespaces.require(namespace),
+            block_ids,
+            worker=worker,
+            generation=generation,
+            tier=tier,
+            first=first,
+            offset=offset,
+            seq=seq,
+            handle=handle,
+        )
+        if self.state.points.due or self.background.due:
+            self._wake.set()
+        return result
+
+    async def remove(
+        self,
+        namespace: Namespace,
+        block_ids: bytes,
+        *,
+        worker: Worker,
+        generation: int = 0,
+        tier: Tier | None = None,
+        first: int = 0,
+        last: int | None = None,
+        seq: int | None = None,
+    ) -> int:
+        """`worker` no longer holds positions [first, last) of the sequence on `tier` (None: on any).
+
+        The blocks stay in the index. Returns how many segments changed.
+        """
+        return await insert_path.remove(
+            self.state,
+            self.namespaces.require(namespace),
+            block_ids,
+            worker=worker,
+            generation=generation,
+            tier=tier,
+            first=first,
+            last=last,
+            seq=seq,
+        )
+
+    async def clear_worker(self, worker: Worker, *, generation: int) -> None:
+        """The worker's cache is in `generation` now: everything older of it is dead at once."""
+        insert_path.clear_worker(self.state, check_worker(worker), generation)
+
+    def count_candidates(self, namespace: Namespace, block_ids: bytes) -> CandidateCounts:
+        """What routing and filtering leave to retrieve for this query; reads nothing, changes nothing."""
+        return match_path.count_candidates(self.state, self.namespaces.require(namespace), block_ids)
+
+    # --- background ----------------------------------------------------------------------------------------------------
+
+    def start_background(self) -> None:
+        """Run the background work until `close`."""
+        self._runner = asyncio.get_running_loop().create_task(self._run_background(), name="sarp-background")
+
+    async def _run_background(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while await self.background.step():
+                await asyncio.sleep(0)  # foreground work first
+
+    async def backfill_step(self) -> bool:
+        """One bounded piece of background work. False when nothing was due."""
+        return await self.background.step()
+
+    async def drain_backfill(self) -> None:
+        """Wait until no background work is due."""
+        while await self.background.step():
+            await asyncio.sleep(0)
+
+    # --- the rest ------------------------------------------------------------------------------------------------------
+
+    def statistics(self) -> IndexStatistics:
+        """Counters at this moment."""
+        table, directory, store = self.state.table, self.state.directory, self.state.store.statistics()
+        return IndexStatistics(
+            segments=table.segments,
+            blocks=table.blocks,
+            block_entries=table.block_entries,
+            routing_entries=directory.entries,
+            registrations=directory.registrations,
+            resident_bytes=directory.resident_bytes + table.resident_bytes,
+            disk_bytes=store.disk_bytes,
+            live_disk_bytes=store.live_bytes,
+            backfills_pending=self.background.backfills_pending,
+            deltas_unfolded=table.deltas,
+        )
+
+    async def validate(self) -> None:
+        """Read everything and raise InvariantViolationError for the first violated invariant. For tests and tools."""
+        await validation.validate(self.state)
+
+    async def close(self) -> None:
+        """Finish, make everything durable, and let go of the store."""
+        if self._runner is not None:
+            self._runner.cancel()
+            try:
+                await self._runner
+            except asyncio.CancelledError:
+                pass
+        self.state.readers.shutdown()
+        await self.state.store.close()

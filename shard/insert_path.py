@@ -1,0 +1,168 @@
+"""The write path: what a worker newly holds, or no longer does.
+
+Search, plan, put, commit. Between the end of the search and the commit nothing awaits; when the index changed while the
+search waited for the disk, it starts again with the records it has.
+"""
+
+from __future__ import annotations
+
+from sarp_cluster import limits
+from sarp_cluster.core.insertion import Insertion
+from sarp_cluster.errors import BadRequestError, ConflictError, StaleGenerationError
+from sarp_cluster.types import InsertResult, Tier, Worker
+from shard.namespaces import IndexNamespace
+from shard.requests import BLOCK_ID_BYTES, check_block_ids, check_integer, check_range, check_tier, check_worker
+from shard.state import IndexState
+
+EVERY_TIER = -1
+NO_SEQ = -1
+REPEATED = InsertResult(applied=False, blocks_added=0, segments_written=0, reads=0, waves=0)
+
+
+async def insert(
+    state: IndexState,
+    namespace: IndexNamespace,
+    block_ids: bytes,
+    *,
+    worker: Worker,
+    generation: int,
+    tier: Tier,
+    first: int,
+    offset: int,
+    seq: int | None,
+    handle: int | None,
+) -> InsertResult:
+    """See shard.index.Index.insert."""
+    size = state.config.segment_blocks
+    block_ids, first, offset = _check_sequence(block_ids, first, offset, size)
+    tier = check_tier(tier)
+    if handle is not None:
+        check_integer(handle, "handle", 2**64 - 1)
+    _check_change(state, worker, generation, seq)
+
+    await state.store.room()
+    insertion = state.insertion()
+    insertion.load(block_ids, namespace.key, namespace.id, offset // size, first - offset)
+    await _search(state, insertion)
+    if _check_change(state, worker, generation, seq):
+        insertion.check_prefix(offset == 0)
+        index = _enter_worker(state, worker, generation)
+        insertion.plan(index, generation, tier, handle)
+        _apply(state, insertion, index, seq)
+        search = insertion.search
+        result = InsertResult(True, insertion.blocks_added, len(insertion.writes), search.reads, search.waves)
+    else:
+        result = REPEATED
+    state.idle_insertions.append(insertion)
+    return result
+
+
+async def remove(
+    state: IndexState,
+    namespace: IndexNamespace,
+    block_ids: bytes,
+    *,
+    worker: Worker,
+    generation: int,
+    tier: Tier | None,
+    first: int,
+    last: int | None,
+    seq: int | None,
+) -> int:
+    """See shard.index.Index.remove."""
+    size = state.config.segment_blocks
+    block_ids = check_block_ids(block_ids)
+    end = len(block_ids) // BLOCK_ID_BYTES
+    if last is None:
+        last = end
+    check_integer(last, "last", end, lowest=1)
+    first, _ = check_range(first, 0, last, size)
+    tier_number = EVERY_TIER if tier is None else check_tier(tier)
+    _check_change(state, worker, generation, seq)
+
+    await state.store.room()
+    insertion = state.insertion()
+    insertion.load(block_ids[: last * BLOCK_ID_BYTES], namespace.key, namespace.id, 0, first)
+    await _search(state, insertion)
+    changed = 0
+    if _check_change(state, worker, generation, seq):
+        index = _enter_worker(state, worker, generation)
+        changed = insertion.plan_removal(index, generation, tier_number)
+        _apply(state, insertion, index, seq)
+    state.idle_insertions.append(insertion)
+    return changed
+
+
+def clear_worker(state: IndexState, worker: Worker, generation: int) -> None:
+    """See shard.index.Index.clear_worker."""
+    _check_change(state, worker, generation, None)
+    _enter_worker(state, worker, generation)
+
+
+async def _search(state: IndexState, insertion: Insertion) -> None:
+    """Search until nothing changed between the search's beginning and its end."""
+    read_cached = state.store.read_cached
+    for _ in range(limits.INSERT_ATTEMPTS_MAX):
+        pending = insertion.begin()
+        while pending:
+            if read_cached(insertion.search.batch):
+                await state.wait_for(insertion.search.batch)
+            pending = insertion.resume()
+        if insertion.unchanged:
+            return
+    raise ConflictError(
+        f"the index changed during each of {limits.INSERT_ATTEMPTS_MAX} attempts; nothing was applied, try again"
+    )
+
+
+def _apply(state: IndexState, insertion: Insertion, worker: int, seq: int | None) -> None:
+    """Put what was planned, and enter it: no await in here."""
+    if len(insertion.writes):
+        try:
+            state.store.put(insertion.writes)
+        except BaseException:
+            insertion.abort()
+            raise
+        insertion.commit()
+    if seq is not None:
+        state.workers.set_seq(worker, seq)
+        state.store.put_worker_mark(worker, state.workers.generation(worker), seq)
+
+
+def _check_sequence(block_ids: bytes, first: int, offset: int, size: int) -> tuple[bytes, int, int]:
+    offset = check_integer(offset, "offset", limits.REQUEST_BLOCKS_MAX)
+    block_ids = check_block_ids(block_ids, offset)
+    if not block_ids:
+        raise BadRequestError("block_ids: empty; an insert names at least one block", field="block_ids")
+    first, offset = check_range(first, offset, offset + len(block_ids) // BLOCK_ID_BYTES, size)
+    return block_ids, first, offset
+
+
+def _check_change(state: IndexState, worker: Worker, generation: int, seq: int | None) -> bool:
+    """Is the change of this worker new? Raises StaleGenerationError when its cache was cleared since."""
+    check_worker(worker)
+    check_integer(generation, "generation", limits.GENERATION_MAX)
+    if seq is not None:
+        check_integer(seq, "seq", limits.SEQ_MAX)
+    index = state.workers.find(*worker)
+    if index is None:
+        return True
+    known = state.workers.generation(index)
+    if generation < known:
+        raise StaleGenerationError(
+            f"generation: {generation} of worker {worker.instance_id!r} rank {worker.dp_rank} is over, it is in {known}",
+            field="generation",
+        )
+    return generation > known or seq is None or seq > state.workers.seq(index)
+
+
+def _enter_worker(state: IndexState, worker: Worker, generation: int) -> int:
+    """The worker's index. A new worker, or a newer generation, is recorded before anything of it."""
+    index = state.workers.find(*worker)
+    if index is None:
+        index = state.workers.add(*worker)
+        state.store.put_worker(index, worker.instance_id, worker.dp_rank)
+    if generation > state.workers.generation(index):
+        state.workers.set_generation(index, generation)
+        state.store.put_worker_mark(index, generation, NO_SEQ)
+    return index

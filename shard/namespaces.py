@@ -1,0 +1,72 @@
+"""Namespaces of one index: which sequences may share blocks, and the key that keeps them apart."""
+
+from __future__ import annotations
+
+from sarp_cluster import limits
+from sarp_cluster.core.block_id import NamespaceKey, xxh3_block_ids
+from sarp_cluster.core.namespace import derive_namespace_key
+from sarp_cluster.errors import BadRequestError, TooLargeError, UnknownNamespaceError
+from sarp_cluster.storage.segment_store import SegmentStore
+from sarp_cluster.types import HashProfile, NamespaceSpec
+
+
+class IndexNamespace:
+    """A namespace of an open index; see types.Namespace."""
+
+    __slots__ = ("id", "key", "registry", "spec")
+
+    def __init__(self, registry: NamespaceRegistry, number: int, spec: NamespaceSpec, key: NamespaceKey) -> None:
+        self.registry = registry
+        self.id = number
+        self.spec = spec
+        self.key = key
+
+    def block_ids(self, token_ids: bytes) -> bytes:
+        """Wire IDs (u64 little-endian) of the full blocks of `token_ids` (u32 little-endian), chained."""
+        if self.spec.hash_profile is not HashProfile.XXH3:
+            raise BadRequestError(
+                f"token_ids: block IDs of the {self.spec.hash_profile} profile are made by the caller", field="token_ids"
+            )
+        return xxh3_block_ids(token_ids, self.spec.block_size, self.spec.lora, self.spec.salt)
+
+
+class NamespaceRegistry:
+    """All namespaces of one index, by what they are and by number."""
+
+    def __init__(self, secret: bytes, store: SegmentStore) -> None:
+        self._secret = secret
+        self._store = store
+        self._by_spec: dict[NamespaceSpec, IndexNamespace] = {}
+
+    def create(self, spec: NamespaceSpec) -> IndexNamespace:
+        """The namespace of `spec`, made if it is new."""
+        known = self._by_spec.get(spec)
+        if known is not None:
+            return known
+        for field in ("tenant", "model", "lora", "salt"):
+            name = getattr(spec, field)
+            if not isinstance(name, str) or len(name.encode()) > limits.NAME_BYTES_MAX:
+                raise BadRequestError(f"{field}: must be a string of at most {limits.NAME_BYTES_MAX} bytes", field=field)
+        if not 1 <= spec.block_size <= limits.BLOCK_TOKENS_MAX:
+            raise BadRequestError(
+                f"block_size: {spec.block_size} is not in 1..{limits.BLOCK_TOKENS_MAX} tokens", field="block_size"
+            )
+        if not isinstance(spec.hash_profile, HashProfile):
+            raise BadRequestError(
+                f"hash_profile: {spec.hash_profile!r} is not one of {', '.join(HashProfile)}", field="hash_profile"
+            )
+        if len(self._by_spec) >= limits.NAMESPACES_MAX:
+            raise TooLargeError(f"namespace: the index holds its limit of {limits.NAMESPACES_MAX}", field="namespace")
+        number = len(self._by_spec) + 1
+        key = NamespaceKey(derive_namespace_key(self._secret, spec))
+        fields = (spec.tenant, spec.model, spec.lora, spec.salt, str(spec.hash_profile))
+        self._store.put_namespace(number, fields, spec.block_size)
+        namespace = IndexNamespace(self, number, spec, key)
+        self._by_spec[spec] = namespace
+        return namespace
+
+    def require(self, namespace: object) -> IndexNamespace:
+        """The namespace, if it is one of this index."""
+        if isinstance(namespace, IndexNamespace) and namespace.registry is self:
+            return namespace
+        raise UnknownNamespaceError("namespace: not one of this index; create it first", field="namespace")

@@ -1,0 +1,62 @@
+"""What one index consists of: the compiled core, its tables and its store, put together once."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from sarp_cluster.config import IndexConfig
+from sarp_cluster.core.answering import Answering
+from sarp_cluster.core.insertion import Insertion
+from sarp_cluster.core.matching import Search
+from sarp_cluster.core.parameters import SarpParameters
+from sarp_cluster.core.routing_directory import RoutingDirectory
+from sarp_cluster.core.routing_points import RoutingPoints
+from sarp_cluster.core.segment import SegmentBatch
+from sarp_cluster.core.segment_table import SegmentTable
+from sarp_cluster.core.worker_table import WorkerTable
+from sarp_cluster.storage.segment_store import SegmentStore
+
+READ_THREADS: Final = 16
+"""Matches and inserts that may wait for the disk at once, one helper thread each; further ones queue."""
+
+IDLE_MAX: Final = 32
+"""Finished searches and insertions kept for their buffers."""
+
+
+class IndexState:
+    """The parts of one index. Owned by the thread of its event loop; helper threads only read segments into a batch."""
+
+    def __init__(self, config: IndexConfig, store: SegmentStore) -> None:
+        self.config = config
+        self.store = store
+        self.parameters = SarpParameters(config)
+        self.directory = RoutingDirectory(self.parameters)
+        self.points = RoutingPoints(self.parameters, self.directory)
+        self.table = SegmentTable()
+        self.workers = WorkerTable()
+        self.answering = Answering(self.workers)
+        self.readers = ThreadPoolExecutor(READ_THREADS, "sarp-read")
+        self.idle_searches: list[Search] = []
+        self.idle_insertions: list[Insertion] = []
+
+    def search(self) -> Search:
+        """A search to use; give it back to `idle_searches` once nothing reads into it any more."""
+        if self.idle_searches:
+            return self.idle_searches.pop()
+        return Search(self.parameters, self.directory, self.points, self.table)
+
+    def insertion(self) -> Insertion:
+        """An insertion to use, as `search`."""
+        if self.idle_insertions:
+            return self.idle_insertions.pop()
+        search = Search(self.parameters, self.directory, self.points, self.table)
+        return Insertion(search, self.points, self.table, self.workers)
+
+    async def wait_for(self, batch: SegmentBatch) -> None:
+        """Read what is left of a batch in a helper thread.
+
+        When this is cancelled the thread goes on, so a cancelled caller must not give its batch back for another use.
+        """
+        await asyncio.get_running_loop().run_in_executor(self.readers, self.store.read_wait, batch)

@@ -31,9 +31,11 @@ class IndexConfig:
     retrieval_max: int | None = 3
     """MaxRetrieval: candidates a match retrieves in one window (paper §4.3). None: no cap."""
     filter_bits: int = 128
-    """Bits of a filter: 128 (DEVIATION: 16 fields, stride 1; the design's default) or 64 (the paper's: 8 fields)."""
+    """Bits of a filter: 128 (DEVIATION: stride 1, a wide first field) or 64 (the paper's: 8 fields, stride 2)."""
     filter_stride: int | None = None
     """Blocks a filter field covers. None: 1 at 128 bits, 2 at 64 (paper §4.3)."""
+    filter_first_bits: int = 16
+    """Bits of the first field of a 128-bit filter (8, 16, 24 or 32); the others have 8."""
     refine: bool = True
     filter: bool = True
     prune: bool = True
@@ -59,6 +61,9 @@ class IndexConfig:
         _require(self.pruning_threshold >= 1, "pruning_threshold", "must be at least 1 (prune=False keeps every point)")
         _require(self.retrieval_max is None or self.retrieval_max >= 1, "retrieval_max", "must be at least 1, or None")
         _require(self.filter_bits in (64, 128), "filter_bits", f"{self.filter_bits} is not 64 or 128")
+        _require(self.filter_first_bits in (8, 16, 24, 32), "filter_first_bits", "must be 8, 16, 24 or 32")
+        if self.filter_bits == 64:
+            object.__setattr__(self, "filter_first_bits", 8)  # the paper's layout
         _require(self.stride >= 1, "filter_stride", "must be at least 1")
         _require(self.strategy in ("wave", "stepwise"), "strategy", f'{self.strategy!r} is not "wave" or "stepwise"')
         _require(1 <= self.routing_key_bits <= 48, "routing_key_bits", "must be 1 to 48")
@@ -73,3 +78,8 @@ class IndexConfig:
         if self.filter_stride is not None:
             return self.filter_stride
         return 1 if self.filter_bits == 128 else 2
+
+    @property
+    def filter_lead(self) -> int:
+        """Blocks at a routing point that its key stands for, so that no field of ours does; 0 in the paper's layout."""
+        return 1 if self.filter_bits == 128 and self.stride == 1 else 0

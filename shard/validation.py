@@ -72,13 +72,15 @@ def _check_segment(segment: dict[str, Any], segments: dict[int, dict[str, Any]])
 
 def _filter(config: IndexConfig, ids: list[int], point: int) -> tuple[int, int]:
     """The filter at a point, as core.candidate_filter makes it."""
-    fields = bytearray(16)
-    if config.filter:
-        for field in range(config.filter_bits // 8):
-            block = point + (field + 1) * config.stride - 1
-            if block < len(ids):
-                fields[field] = ids[block] & (2**config.filter_field_bits - 1)
-    return int.from_bytes(fields[:8], "big"), int.from_bytes(fields[8:], "big")
+    bits, value, width, shift = config.filter_bits, 0, config.filter_first_bits, config.filter_bits
+    block = point + config.filter_lead + config.stride - 1
+    while config.filter and shift >= width and block < len(ids):
+        shift -= width
+        value |= (ids[block] & (2 ** (config.filter_field_bits * width // 8) - 1)) << shift
+        width = 8
+        block += config.stride
+    value <<= 128 - bits
+    return value >> 64, value & (2**64 - 1)
 
 
 def _successors(config: IndexConfig, point: int) -> list[tuple[int, int]]:

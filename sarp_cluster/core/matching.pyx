@@ -195,7 +195,7 @@ cdef class Search:
             candidate.bound = match_bound(&self.parameters, equal, self.walk_point, end)
             candidate.open = (
                 equal == self.parameters.fields
-                and self.walk_point + self.parameters.fields * self.parameters.stride < end
+                and self.walk_point + self.parameters.reach < end
             )
             # Files and offsets grow, so the place of the newest record orders registrations.
             candidate.registered = (row.image >> 48 << 32) | (row.image & 0xFFFFFFFFu)
@@ -232,8 +232,7 @@ cdef class Search:
                 open_tie = self.candidate[self.candidate_next].open
                 if bound <= best:
                     break
-            elif not (open_tie and self.candidate[self.candidate_next].open
-                      and self.candidate[self.candidate_next].bound == bound):
+            elif not (open_tie and self.candidate[self.candidate_next].open):
                 break
             item = self.add(self.candidate[self.candidate_next].slot)
             self.candidate_next += 1

@@ -14,8 +14,13 @@ cdef class SarpParameters:
         self.c.prune = config.prune
         self.c.pruning_threshold = config.pruning_threshold if config.prune else 0
         self.c.retrieval_max = INT_MAX if config.retrieval_max is None else config.retrieval_max
-        self.c.fields = config.filter_bits // 8
         self.c.stride = config.stride
+        self.c.lead = config.filter_lead
+        self.c.first_bits = config.filter_first_bits
+        self.c.fields = 1 + (config.filter_bits - config.filter_first_bits) // 8
+        self.c.reach = self.c.lead + self.c.fields * self.c.stride
+        self.c.wide = config.filter_bits == 128
         self.c.filters = config.filter
         self.c.key_mask = (2**64 - 1) ^ (2 ** (64 - config.routing_key_bits) - 1)
         self.c.field_mask = 2**config.filter_field_bits - 1
+        self.c.first_mask = 2 ** (config.filter_field_bits * config.filter_first_bits // 8) - 1

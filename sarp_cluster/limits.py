@@ -32,8 +32,8 @@ NAMESPACES_MAX: Final = 1_000_000
 WORKERS_MAX: Final = 1_000_000
 """Workers (instance and dp_rank) that one index has ever seen."""
 
-SEGMENTS_MAX: Final = 2**31 - 257
-"""Segments of one index: a posting names its segment in 31 bits, the top bit marks a removal and the lowest 256
+SEGMENTS_MAX: Final = 2**31 - 4097
+"""Segments of one index: a posting names its segment in 31 bits, the top bit marks a removal and the lowest 4,096
 values are the headers of posting lists."""
 
 GENERATION_MAX: Final = 2**32 - 1

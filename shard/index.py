@@ -208,5 +208,5 @@ class Index:
                 await self._runner
             except asyncio.CancelledError:
                 pass
-        self.state.readers.shutdown()
+        await asyncio.get_running_loop().run_in_executor(None, self.state.readers.shutdown)
         await self.state.store.close()

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from sarp_cluster import limits
 from sarp_cluster.core.insertion import Insertion
-from sarp_cluster.errors import BadRequestError, ConflictError, StaleGenerationError
+from sarp_cluster.errors import ConflictError, StaleGenerationError
 from sarp_cluster.types import InsertResult, Tier, Worker
 from shard.namespaces import IndexNamespace
-from shard.requests import BLOCK_ID_BYTES, check_block_ids, check_integer, check_range, check_tier, check_worker
+from shard.requests import BLOCK_ID_BYTES, check_integer, check_range, check_sequence, check_tier, check_worker
 from shard.state import IndexState
 
 EVERY_TIER = -1
@@ -34,7 +34,9 @@ async def insert(
 ) -> InsertResult:
     """See shard.index.Index.insert."""
     size = state.config.segment_blocks
-    block_ids, first, offset = _check_sequence(block_ids, first, offset, size)
+    offset = check_integer(offset, "offset", limits.REQUEST_BLOCKS_MAX)
+    block_ids = check_sequence(block_ids, offset)
+    check_range(first, offset, offset + len(block_ids) // BLOCK_ID_BYTES, size)
     tier = check_tier(tier)
     if handle is not None:
         check_integer(handle, "handle", 2**64 - 1)
@@ -71,12 +73,10 @@ async def remove(
 ) -> int:
     """See shard.index.Index.remove."""
     size = state.config.segment_blocks
-    block_ids = check_block_ids(block_ids)
+    block_ids = check_sequence(block_ids)
     end = len(block_ids) // BLOCK_ID_BYTES
-    if last is None:
-        last = end
-    check_integer(last, "last", end, lowest=1)
-    first, _ = check_range(first, 0, last, size)
+    last = end if last is None else check_integer(last, "last", end, lowest=1)
+    check_range(first, 0, last, size)
     tier_number = EVERY_TIER if tier is None else check_tier(tier)
     _check_change(state, worker, generation, seq)
 
@@ -127,15 +127,6 @@ def _apply(state: IndexState, insertion: Insertion, worker: int, seq: int | None
     if seq is not None:
         state.workers.set_seq(worker, seq)
         state.store.put_worker_mark(worker, state.workers.generation(worker), seq)
-
-
-def _check_sequence(block_ids: bytes, first: int, offset: int, size: int) -> tuple[bytes, int, int]:
-    offset = check_integer(offset, "offset", limits.REQUEST_BLOCKS_MAX)
-    block_ids = check_block_ids(block_ids, offset)
-    if not block_ids:
-        raise BadRequestError("block_ids: empty; an insert names at least one block", field="block_ids")
-    first, offset = check_range(first, offset, offset + len(block_ids) // BLOCK_ID_BYTES, size)
-    return block_ids, first, offset
 
 
 def _check_change(state: IndexState, worker: Worker, generation: int, seq: int | None) -> bool:

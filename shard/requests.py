@@ -32,6 +32,14 @@ def check_block_ids(block_ids: object, offset: int = 0) -> bytes:
     return block_ids
 
 
+def check_sequence(block_ids: object, offset: int = 0) -> bytes:
+    """Packed wire IDs of a change: at least one."""
+    checked = check_block_ids(block_ids, offset)
+    if not checked:
+        raise BadRequestError("block_ids: empty; a change names at least one block", field="block_ids")
+    return checked
+
+
 def check_integer(value: object, field: str, highest: int, lowest: int = 0) -> int:
     """An integer in lowest..highest."""
     if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
@@ -60,9 +68,8 @@ def check_tier(tier: object) -> Tier:
         raise BadRequestError(f"tier: {tier!r} is not one of 0 (gpu), 1 (cpu), 2 (ssd), 3 (remote)", field="tier") from None
 
 
-def check_range(first: object, offset: object, end: int, segment_blocks: int) -> tuple[int, int]:
-    """`first` and `offset` of an insert or removal whose sequence ends before position `end`."""
-    offset = check_integer(offset, "offset", limits.REQUEST_BLOCKS_MAX)
+def check_range(first: object, offset: int, end: int, segment_blocks: int) -> None:
+    """`first` and `offset` of a change whose sequence ends before position `end`."""
     if not isinstance(first, int) or isinstance(first, bool) or not 0 <= first < end:
         raise BadRequestError(f"first: {first!r} is not a position in 0..{end - 1}", field="first")
     if offset and (offset % segment_blocks or first < offset + segment_blocks):
@@ -71,7 +78,6 @@ def check_range(first: object, offset: object, end: int, segment_blocks: int) ->
             f"before first ({first})",
             field="offset",
         )
-    return first, offset
 
 
 def tier_mask(tiers: Collection[Tier] | None) -> int:

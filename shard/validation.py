@@ -6,7 +6,7 @@ Invariants (the core's D1-D3 and S1-S4 first):
   V3  location runs are sorted, not empty, at home (inside [fork, count)), and a block is in one run of a (worker, tier);
   V4  every segment is registered at its first block, and at each point behind an entry that is published, with the filter
       of its present blocks; nothing else is registered, but for entries that are being built.
-V4 is the entry-level invariant of design §4; it needs routing keys wide enough not to collide by design.
+V4 is the entry-level invariant of design §4.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ from sarp_cluster.errors import invariant
 from shard.state import IndexState
 
 SEGMENTS_A_READ: Final = 256
-FIRST_SLOT: Final = 256
+FIRST_SLOT: Final = 4096
+STATE_BITS: Final = 6
 NEXT, MIDPOINT, LAST_BLOCK = 0, 2, 4
 PUBLISHED: Final = 2
-KEY_BITS_MIN: Final = 32
-"""Below it keys collide by design and entries of different points share their state."""
-
 Posting = tuple[int, int, int, int]
 
 
@@ -34,8 +32,7 @@ async def validate(state: IndexState) -> None:
     segments = await _read_all(state)
     for segment in segments.values():
         _check_segment(segment, segments)
-    if state.config.routing_key_bits >= KEY_BITS_MIN:
-        _check_entries(state, segments)
+    _check_entries(state, segments)
 
 
 async def _read_all(state: IndexState) -> dict[int, dict[str, Any]]:
@@ -101,7 +98,9 @@ def _check_entries(state: IndexState, segments: dict[int, dict[str, Any]]) -> No
     config = state.config
     key_mask = ~(2 ** (64 - config.routing_key_bits) - 1)
     postings = state.directory.postings()
-    states = {key: slot for key, _, _, slot in postings if slot < FIRST_SLOT}
+    states = {
+        (key, slot >> STATE_BITS): slot & (2**STATE_BITS - 1) for key, _, _, slot in postings if slot < FIRST_SLOT
+    }
     registered = {posting for posting in postings if posting[3] >= FIRST_SLOT}
     required: set[Posting] = set()
     allowed: set[Posting] = set()
@@ -110,7 +109,7 @@ def _check_entries(state: IndexState, segments: dict[int, dict[str, Any]]) -> No
         key = segment["ids"][point] & key_mask
         into.add((key, *_filter(config, segment["ids"], point), segment["slot"]))
         for kind, target in _successors(config, point):
-            published = (states.get(key, 0) >> kind) & 3
+            published = (states.get((key, point), 0) >> kind) & 3
             if kind == NEXT and not config.prune:
                 published = PUBLISHED
             if published and target < segment["count"]:

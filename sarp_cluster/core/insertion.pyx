@@ -87,7 +87,7 @@ cdef class Insertion:
 
     def check_prefix(self, bint rooted):
         """Raise UnknownPrefixError if the first window needs ancestors (it is not `rooted`) and is not in the index."""
-        if not rooted and self.search.verified < self.search.parameters.segment_blocks:
+        if not rooted and self.search.verified == 0:
             raise UnknownPrefixError(
                 "offset: the blocks before it are not in the index; send the block IDs from position 0", field="offset"
             )

@@ -78,6 +78,7 @@ cdef class Search:
     cdef int deepest(self, int low, int high) noexcept nogil
     cdef int reset(self, int homes_from) except -1
     cdef int open_window(self, int top, int low) except -1
+    cdef int open_entry(self, int blocks) except -1
     cdef int rank(self) except -1
     cdef int request(self) except -1
     cdef int add(self, uint32_t slot) except -1

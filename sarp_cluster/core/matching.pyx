@@ -79,7 +79,7 @@ cdef class Search:
     cdef bint present(self, int window) noexcept nogil:
         cdef int state
         return self.directory.probe(
-            self.ids[<Py_ssize_t>window * self.parameters.segment_blocks] & self.parameters.key_mask, &state
+            self.ids[<Py_ssize_t>window * self.parameters.segment_blocks] & self.parameters.key_mask, 0, &state
         )
 
     cdef int deepest(self, int low, int high) noexcept nogil:
@@ -138,27 +138,30 @@ cdef class Search:
 
     cdef int open_window(self, int top, int low) except -1:
         """Route the query's window `top` and ask for its first candidates; 0 if there is none."""
-        cdef uint64_t* window = self.ids + <Py_ssize_t>top * self.parameters.segment_blocks
-        cdef int blocks = self.window_blocks(top)
-        cdef uint64_t key, high, filter_low
         self.top = top
         self.low = low
         self.phase = CANDIDATES
-        self.candidates = 0
-        self.candidate_next = 0
         self.window_items = self.batch.count
         self.window_items_end = self.batch.count
         self.window_retrieved = 0
         self.best_item = -1
         self.path[top] = -1
+        self.windows_routed += 1
+        return self.open_entry(self.window_blocks(top))
+
+    cdef int open_entry(self, int blocks) except -1:
+        """Route the first `blocks` blocks of the window `top` and ask for the entry's first candidates."""
+        cdef uint64_t* window = self.ids + <Py_ssize_t>self.top * self.parameters.segment_blocks
+        cdef uint64_t key, high, filter_low
         self.walk_point = self.points.route(window, blocks, &key)
+        self.candidates = 0
+        self.candidate_next = 0
+        self.walk_open = self.parameters.segment_blocks
         if self.walk_point < 0:
             return 0
-        self.windows_routed += 1
-        make_filter(&self.parameters, window, blocks, self.walk_point, &high, &filter_low)
+        make_filter(&self.parameters, window, self.window_blocks(self.top), self.walk_point, &high, &filter_low)
         self.directory.walk_begin(&self.walk, key, high, filter_low)
         self.walk_version = self.directory.version
-        self.walk_open = self.parameters.segment_blocks
         return self.request()
 
     cdef int rank(self) except -1:
@@ -366,6 +369,11 @@ cdef class Search:
             if matched and (self.best_item < 0 or matched > self.batch.item[self.best_item].matched):
                 self.best_item = item
         pending = self.request()
+        while pending == 0 and self.walk_point > 0 and self.window_retrieved < self.retrieval_max and (
+            self.best_item < 0 or self.batch.item[self.best_item].matched <= self.walk_point
+        ):
+            # Nobody matches through the entry's point: its key only collides with the query's. The one before, then.
+            pending = self.open_entry(self.walk_point)
         if pending:
             return pending
         self.phase = CHAIN

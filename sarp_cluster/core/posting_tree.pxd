@@ -2,7 +2,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 cdef enum:
     NODE_CAPACITY = 64
-    FIRST_SLOT = 256           # slots below it are headers: the state of a posting list
+    FIRST_SLOT = 4096          # slots below it are headers, see routing_directory
     REMOVED = 0x80000000u      # marks a posting of a lower level as removed
 
 

@@ -76,13 +76,15 @@ cdef class Backfill:
                 continue
             if item.state != READ:
                 damaged += 1
-            elif item.ids[self.point] & self.points.parameters.key_mask == self.key:
-                self.points.register_at(item.slot, item.ids, item.count, 0, target)
+            elif item.ids[self.point] & self.points.parameters.key_mask == self.key and self.points.registered(
+                item.ids, self.point
+            ):  # otherwise it stands in the list for another point's sake, whose key collides
+                self.points.register_at(item.slot, item.ids, item.count, target)
         return damaged
 
     def publish(self):
         """Let queries look behind the entry: one store."""
-        cdef int state = self.points.directory.state(self.key)
+        cdef int state = self.points.directory.state(self.key, self.point)
         state ^= (BUILDING ^ PUBLISHED) << self.kind
-        self.points.directory.set_state(self.key, state)
+        self.points.directory.set_state(self.key, self.point, state)
         self.published = True

@@ -5,6 +5,7 @@ from sarp_cluster.core.posting_tree cimport Cursor, Posting, Tree
 
 cdef enum:
     LEVELS_MAX = 3
+    STATE_BITS = 6             # of a header's slot; the bits above them are its point
 
 # What an entry knows of the points behind it: two bits each.
 cdef enum:
@@ -44,9 +45,9 @@ cdef class RoutingDirectory:
     cdef bint shadowed(self, int level, const Posting* posting) noexcept nogil
     cdef int add(self, const Posting* posting) except -1 nogil
     cdef int discard(self, const Posting* posting) except -1 nogil
-    cdef bint probe(self, uint64_t key, int* state) noexcept nogil
-    cdef int state(self, uint64_t key) noexcept nogil
-    cdef int set_state(self, uint64_t key, int state) except -1 nogil
+    cdef bint probe(self, uint64_t key, int point, int* state) noexcept nogil
+    cdef int state(self, uint64_t key, int point) noexcept nogil
+    cdef int set_state(self, uint64_t key, int point, int state) except -1 nogil
     cdef size_t count_up_to(self, uint64_t key, size_t limit) noexcept nogil
     cdef size_t slots_after(self, const Posting* after, Posting* out, size_t limit) noexcept nogil
     cdef void walk_begin(self, CandidateWalk* walk, uint64_t key, uint64_t high, uint64_t low) noexcept nogil

@@ -8,10 +8,11 @@ merged into a new base it is frozen and a fresh one lies on top, so that the mer
 A level records additions, and removals (the REMOVED mark) of what a lower level holds; the newest record of a posting
 decides. The overlay is probed first.
 
-A posting list is a range of each level (see posting_tree). Its first posting may be a *header* (slot < FIRST_SLOT), whose
-slot is the state of the routing points behind this one: absent, being built, or published. Entries at a point are reached
-only through the published state of the point before it. So entries are built in place yet privately, and publishing them
-all is one store (paper §4.2, §4.4: atomically), however long the list.
+A posting list is a range of each level (see posting_tree). It may begin with *headers* (slot < FIRST_SLOT), one a routing
+point: the point, and the state of the points behind it (absent, being built, published). Entries at a point are reached only
+through the published state of the point before it. So entries are built in place yet privately, and publishing them all is
+one store (paper §4.2, §4.4: atomically), however long the list. (A key stands for one point but where keys collide; a header
+names its point so that colliding lists do not take one another's state.)
 
 Invariants (checked by validate()):
   D1  in each level, postings ascend (T1 to T3 of posting_tree);
@@ -125,8 +126,8 @@ cdef class RoutingDirectory:
 
     # --- entries ---------------------------------------------------------------------------------------------------
 
-    cdef bint probe(self, uint64_t key, int* state) noexcept nogil:
-        """Is there a live posting under the key? Sets the state of the points behind it."""
+    cdef bint probe(self, uint64_t key, int point, int* state) noexcept nogil:
+        """Is there a live posting under the key? Sets the state of the points behind `point`."""
         cdef int i
         cdef bint found = False
         cdef bint stated = False
@@ -135,12 +136,12 @@ cdef class RoutingDirectory:
         cdef Posting posting
         state[0] = 0
         for i in range(self.levels):
-            cursor = tree_seek(self.level[i], key, 0, 0, 0)
-            if cursor.leaf == NULL or cursor.leaf.key[cursor.index] != key:
-                continue
-            if cursor.leaf.slot[cursor.index] < FIRST_SLOT:
-                if not stated:
-                    state[0] = cursor.leaf.slot[cursor.index]
+            cursor = tree_seek(self.level[i], key, 0, 0, <uint32_t>point << STATE_BITS)
+            while cursor.leaf != NULL and cursor.leaf.key[cursor.index] == key and (
+                cursor.leaf.slot[cursor.index] < FIRST_SLOT
+            ):
+                if not stated and cursor.leaf.slot[cursor.index] >> STATE_BITS == <uint32_t>point:
+                    state[0] = cursor.leaf.slot[cursor.index] & ((1 << STATE_BITS) - 1)
                     stated = True
                 cursor_next(&cursor)
             while not found and cursor.leaf != NULL and cursor.leaf.key[cursor.index] == key:
@@ -153,20 +154,24 @@ cdef class RoutingDirectory:
                 break
         return found
 
-    cdef int state(self, uint64_t key) noexcept nogil:
-        """State of the points behind this entry: two bits each at NEXT, MIDPOINT, LAST_BLOCK."""
+    cdef int state(self, uint64_t key, int point) noexcept nogil:
+        """State of the points behind this one: two bits each at NEXT, MIDPOINT, LAST_BLOCK."""
         cdef int state
-        self.probe(key, &state)
+        self.probe(key, point, &state)
         return state
 
-    cdef int set_state(self, uint64_t key, int state) except -1 nogil:
-        cdef Cursor cursor = tree_seek(self.level[0], key, 0, 0, 0)
+    cdef int set_state(self, uint64_t key, int point, int state) except -1 nogil:
+        """Change the state of the points behind this one."""
+        cdef uint32_t slot = <uint32_t>point << STATE_BITS
+        cdef Cursor cursor = tree_seek(self.level[0], key, 0, 0, slot)
         cdef Posting header
         self.version += 1
-        if cursor.leaf != NULL and cursor.leaf.key[cursor.index] == key and cursor.leaf.slot[cursor.index] < FIRST_SLOT:
-            cursor.leaf.slot[cursor.index] = state
+        if cursor.leaf != NULL and cursor.leaf.key[cursor.index] == key and (
+            slot <= cursor.leaf.slot[cursor.index] < slot + (1 << STATE_BITS)
+        ):
+            cursor.leaf.slot[cursor.index] = slot | state
             return 0
-        header = Posting(key, 0, 0, state)
+        header = Posting(key, 0, 0, slot | state)
         tree_insert(self.level[0], &header)
         return 0
 
@@ -369,8 +374,10 @@ cdef class RoutingDirectory:
                 else:
                     cursor_posting(self.merge_newer, &newer)
                     cursor_posting(self.merge_older, &older)
-                    if newer.key == older.key and newer.slot < FIRST_SLOT and older.slot < FIRST_SLOT:
-                        order = 0  # two headers of one list: the newer state holds
+                    if newer.key == older.key and newer.slot < FIRST_SLOT and older.slot < FIRST_SLOT and (
+                        newer.slot >> STATE_BITS == older.slot >> STATE_BITS
+                    ):
+                        order = 0  # two headers of one list and point: the newer state holds
                     else:
                         order = compare_postings(newer.key, newer.high, newer.low, newer.slot,
                                                  older.key, older.high, older.low, older.slot)
@@ -413,7 +420,7 @@ cdef class RoutingDirectory:
             while cursor.leaf != NULL:
                 cursor_posting(cursor, &posting)
                 if posting.slot < FIRST_SLOT:
-                    found[(posting.key, 0, 0, 0)] = (posting.key, 0, 0, posting.slot)
+                    found[(posting.key, 0, 0, posting.slot >> STATE_BITS)] = (posting.key, 0, 0, posting.slot)
                 elif posting.slot & REMOVED:
                     found.pop((posting.key, posting.high, posting.low, posting.slot & ~(<uint32_t>REMOVED)), None)
                 else:

@@ -66,13 +66,13 @@ cdef class RoutingPoints:
         cdef int state, state_behind, target
         cdef uint64_t key_behind
         key[0] = ids[0] & self.parameters.key_mask
-        if not self.directory.probe(key[0], &state):
+        if not self.directory.probe(key[0], 0, &state):
             return -1
         while True:
             target = self.successor(point, NEXT)
             if 0 <= target < count and (not self.parameters.prune or (state >> NEXT) & 3 == PUBLISHED):
                 key_behind = ids[target] & self.parameters.key_mask
-                if self.directory.probe(key_behind, &state_behind):
+                if self.directory.probe(key_behind, target, &state_behind):
                     point = target
                     key[0] = key_behind
                     state = state_behind
@@ -83,7 +83,7 @@ cdef class RoutingPoints:
                 if not (0 <= target < count and (state >> LAST_BLOCK) & 3 == PUBLISHED):
                     return point
             key_behind = ids[target] & self.parameters.key_mask
-            if not self.directory.probe(key_behind, &state_behind):
+            if not self.directory.probe(key_behind, target, &state_behind):
                 return point
             point = target
             key[0] = key_behind
@@ -91,34 +91,74 @@ cdef class RoutingPoints:
 
     # --- registration ------------------------------------------------------------------------------------------------
 
-    cdef int register(self, uint32_t slot, const uint64_t* ids, int count, int count_before) except -1:
-        """Register a segment of `count` blocks, of which `count_before` (0: a new segment) are registered already."""
-        return self.register_at(slot, ids, count, count_before, 0)
+    cdef bint registered(self, const uint64_t* ids, int point) noexcept nogil:
+        """Is a segment registered at a point that it covers: are all the points before it no longer ABSENT?"""
+        cdef int before, kind
+        if point == 0:
+            return True
+        if point % self.parameters.interval == 0:
+            before = point - self.parameters.interval
+            kind = NEXT
+        elif point % self.parameters.interval == self.parameters.interval // 2:
+            before = point - self.parameters.interval // 2
+            kind = MIDPOINT
+        else:
+            before = point + 1 - self.parameters.interval + self.parameters.interval // 2
+            kind = LAST_BLOCK
+        if not self.registered(ids, before):
+            return False
+        if kind == NEXT and not self.parameters.prune:
+            return True
+        return (self.directory.state(ids[before] & self.parameters.key_mask, before) >> kind) & 3 != ABSENT
 
-    cdef int register_at(self, uint32_t slot, const uint64_t* ids, int count, int count_before, int point) except -1:
-        """Register a segment at a point it covers and at those behind it.
+    cdef int register(self, uint32_t slot, const uint64_t* ids, int count, int count_before) except -1:
+        """Register a segment of `count` blocks, of which `count_before` (0: a new segment) are registered already.
 
         An extension re-sorts the reference: the fields of blocks that were not there are no longer zero, and a filter
-        left as it was would underestimate.
+        left as it was would underestimate. All of the old references go before the new ones come, so that one which two
+        points share, where keys collide, is there in the end.
         """
-        cdef Posting posting
+        if count_before:
+            self.withdraw_at(slot, ids, count, count_before, 0)
+        return self.register_at(slot, ids, count, 0)
+
+    cdef int withdraw_at(self, uint32_t slot, const uint64_t* ids, int count, int count_before, int point) except -1:
+        """Take out the references, at a point and those behind it, whose filters an extension changes."""
         cdef Posting before
-        posting.key = before.key = ids[point] & self.parameters.key_mask
-        posting.slot = before.slot = slot
+        cdef uint64_t high, low
+        cdef int state, kind, target
+        before.key = ids[point] & self.parameters.key_mask
+        before.slot = slot
+        make_filter(&self.parameters, ids, count_before, point, &before.high, &before.low)
+        make_filter(&self.parameters, ids, count, point, &high, &low)
+        if before.high != high or before.low != low:
+            self.directory.discard(&before)
+        state = self.directory.state(before.key, point)
+        for kind in (NEXT, MIDPOINT, LAST_BLOCK):
+            target = self.successor(point, kind)
+            if 0 <= target < count_before and (
+                (state >> kind) & 3 != ABSENT or (kind == NEXT and not self.parameters.prune)
+            ):
+                self.withdraw_at(slot, ids, count, count_before, target)
+        return 0
+
+    cdef int register_at(self, uint32_t slot, const uint64_t* ids, int count, int point) except -1:
+        """Register a segment at a point it covers and at those behind it. Doing so again changes nothing."""
+        cdef Posting posting
+        posting.key = ids[point] & self.parameters.key_mask
+        posting.slot = slot
         make_filter(&self.parameters, ids, count, point, &posting.high, &posting.low)
-        if count_before > point:
-            make_filter(&self.parameters, ids, count_before, point, &before.high, &before.low)
-            if before.high != posting.high or before.low != posting.low:
-                self.directory.discard(&before)
         self.directory.add(&posting)
-        self.register_behind(slot, ids, count, count_before, point, NEXT, self.parameters.pruning_threshold)
-        self.register_behind(slot, ids, count, count_before, point, MIDPOINT, self.parameters.refinement_threshold)
-        self.register_behind(slot, ids, count, count_before, point, LAST_BLOCK, self.parameters.refinement_threshold)
+        self.register_behind(slot, ids, count, point, NEXT, self.parameters.pruning_threshold)
+        self.register_behind(slot, ids, count, point, MIDPOINT, self.parameters.refinement_threshold)
+        self.register_behind(slot, ids, count, point, LAST_BLOCK, self.parameters.refinement_threshold)
         return 0
 
     cdef int register_behind(
-        self, uint32_t slot, const uint64_t* ids, int count, int count_before, int point, int kind, int threshold
+        self, uint32_t slot, const uint64_t* ids, int count, int point, int kind, int threshold
     ) except -1:
+        """Register at the point of this kind behind `point`, if there is one; make a back-fill due where the list outgrew
+        its threshold."""
         cdef int target = self.successor(point, kind)
         cdef uint64_t key = ids[point] & self.parameters.key_mask
         cdef int state, behind
@@ -127,12 +167,12 @@ cdef class RoutingPoints:
         if kind == NEXT and not self.parameters.prune:
             behind = PUBLISHED
         else:
-            state = self.directory.state(key)
+            state = self.directory.state(key, point)
             behind = (state >> kind) & 3
             if behind == ABSENT and self.directory.count_up_to(key, <size_t>threshold + 1) > <size_t>threshold:
                 behind = BUILDING
-                self.directory.set_state(key, state | (BUILDING << kind))
+                self.directory.set_state(key, point, state | (BUILDING << kind))
                 self.due.append((key, point, kind))
         if behind != ABSENT and target < count:
-            self.register_at(slot, ids, count, count_before, target)
+            self.register_at(slot, ids, count, target)
         return 0

@@ -1,5 +1,6 @@
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
+from sarp_cluster.core.posting_tree cimport FIRST_SLOT
 from sarp_cluster.core.segment cimport SegmentColumns
 
 cdef enum:
@@ -40,7 +41,7 @@ cdef class SegmentTable:
     cdef int remove(self, uint32_t slot) except -1
 
     cdef inline SegmentRow* row(self, uint32_t slot) noexcept nogil:
-        return &self.page[(slot - 256) // PAGE_ROWS][(slot - 256) % PAGE_ROWS]
+        return &self.page[(slot - FIRST_SLOT) // PAGE_ROWS][(slot - FIRST_SLOT) % PAGE_ROWS]
 
     cdef inline void load(self, uint32_t slot, SegmentColumns* columns) noexcept nogil:
         """What the table knows of a segment; its records are still to be read."""

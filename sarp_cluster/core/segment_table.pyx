@@ -15,7 +15,6 @@ Invariants (checked by validate()):
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 
-from sarp_cluster.core.posting_tree cimport FIRST_SLOT
 from sarp_cluster.core.segment cimport SegmentColumns
 
 from sarp_cluster import limits

@@ -46,6 +46,7 @@ class LogStore:
         self._descriptors: dict[int, int] = {}
         self._writer = ThreadPoolExecutor(1, "sarp-log-writer")
         self._writing = asyncio.Lock()  # one write at a time; held across our own thread's work only
+        self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._scheduled: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
@@ -99,12 +100,12 @@ class LogStore:
 
     def _schedule(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(WRITE_DELAY_MS / 1000, self._write_soon)
+            self._timer = self._loop.call_later(WRITE_DELAY_MS / 1000, self._write_soon)
 
     def _write_soon(self) -> None:
         self._timer = None
         if self._failure is None:
-            self._scheduled = asyncio.get_running_loop().create_task(self._write_quietly())
+            self._scheduled = self._loop.create_task(self._write_quietly())
 
     async def _write_quietly(self) -> None:
         try:
@@ -117,9 +118,8 @@ class LogStore:
         async with self._writing:
             self._check()
             sealed = self._tail.begin_write()
-            loop = asyncio.get_running_loop()
             try:
-                opened = await loop.run_in_executor(self._writer, self._write_blocking, sealed, sync)
+                opened = await self._loop.run_in_executor(self._writer, self._write_blocking, sealed, sync)
             except OSError as error:
                 self._failure = error
                 raise StorageError(f"the log could not be written: {error}") from error
@@ -177,8 +177,12 @@ class LogStore:
             if self._failure is None:
                 await self.sync()
         finally:
-            self._writer.shutdown()
-            for number, descriptor in self._descriptors.items():
+            for number in self._descriptors:
                 self._tail.set_descriptor(number, -1)
-                os.close(descriptor)
-            self._descriptors.clear()
+            await self._loop.run_in_executor(None, self._close_blocking)
+
+    def _close_blocking(self) -> None:
+        self._writer.shutdown()
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()

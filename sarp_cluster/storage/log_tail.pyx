@@ -14,6 +14,7 @@ from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.errno cimport EINTR, errno
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, qsort, realloc
+from libc.string cimport memcpy
 
 from sarp_cluster.core.segment cimport (
     DAMAGED,
@@ -278,16 +279,17 @@ cdef class LogTail:
         return self.read(batch, False)
 
     def read_wait(self, SegmentBatch batch):
-        """Read the segments that are left, waiting for the disk; for a helper thread."""
+        """Read the segments that are left, waiting for the disk; for a helper thread, while the owner goes on."""
         self.read(batch, True)
 
     cdef int read(self, SegmentBatch batch, bint wait) except -1:
         cdef ReadRange* ranges
         cdef uint8_t* scratch = NULL
+        cdef uint8_t* copy = NULL
         cdef const uint8_t** found
-        cdef uint64_t total = 0, at, place, end
-        cdef int count = 0, left = 0, i, begin, j, fd
-        cdef ssize_t got
+        cdef uint64_t total = 0, copied = 0, place
+        cdef uint32_t length
+        cdef int count = 0, left = 0, i, j
         cdef SegmentColumns* segment
         for i in range(batch.count):
             left += batch.item[i].state == TO_READ
@@ -310,11 +312,29 @@ cdef class LogTail:
                     place = segment.delta if j else segment.image
                     if j and not place:
                         continue
-                    # Only the owner looks into the tail: what was in it, it took before it asked a helper to wait.
-                    found[2 * i + j] = self.in_memory(place) if not wait else NULL
+                    found[2 * i + j] = self.in_memory(place)
                     if found[2 * i + j] == NULL:
                         ranges[count] = ReadRange(place, i, j, 0, 0)
                         count += 1
+                    elif wait:
+                        copied += place_length(place)
+            if copied:
+                # The owner may free the tail's memory while this thread waits for the disk: take what lies there first.
+                # Both hold the interpreter's lock where they look at the tail.
+                copy = <uint8_t*>malloc(copied)
+                if copy == NULL:
+                    raise MemoryError("read")
+                copied = 0
+                for i in range(batch.count):
+                    segment = &batch.item[i]
+                    if segment.state != TO_READ:
+                        continue
+                    for j in range(2):
+                        if found[2 * i + j] != NULL:
+                            length = place_length(segment.delta if j else segment.image)
+                            memcpy(copy + copied, found[2 * i + j], length)
+                            found[2 * i + j] = copy + copied
+                            copied += length
             if count:
                 sort_ranges(ranges, count)
                 for i in range(count):
@@ -360,6 +380,7 @@ cdef class LogTail:
             free(ranges)
             free(found)
             free(scratch)
+            free(copy)
 
     cdef void read_ranges(self, ReadRange* ranges, int count, uint8_t* scratch, bint wait) noexcept nogil:
         """Read sorted ranges into the scratch buffer, neighbours by one call, and note which arrived whole."""

@@ -138,6 +138,7 @@ cdef class Search:
 
     cdef int open_window(self, int top, int low) except -1:
         """Route the query's window `top` and ask for its first candidates; 0 if there is none."""
+        cdef int pending
         self.top = top
         self.low = low
         self.phase = CANDIDATES
@@ -146,8 +147,9 @@ cdef class Search:
         self.window_retrieved = 0
         self.best_item = -1
         self.path[top] = -1
-        self.windows_routed += 1
-        return self.open_entry(self.window_blocks(top))
+        pending = self.open_entry(self.window_blocks(top))
+        self.windows_routed += self.walk_point >= 0
+        return pending
 
     cdef int open_entry(self, int blocks) except -1:
         """Route the first `blocks` blocks of the window `top` and ask for the entry's first candidates."""

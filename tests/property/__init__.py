@@ -1,1 +1,0 @@
-"""Whatever happens in whatever order: the index answers as the brute-force oracle does."""

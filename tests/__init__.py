@@ -1,0 +1,1 @@
+"""Tests: unit (examples), property (hypothesis against a brute-force oracle)."""

@@ -1,0 +1,1 @@
+"""Examples, one behaviour a test."""

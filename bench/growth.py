@@ -3,9 +3,10 @@
     python -m bench.growth                        both parts, a table
     python -m bench.growth --entries 1000000
 
-Part one inserts sequences of one block, each a segment and a routing entry of its own. Part two inserts sequences that share
-their first block and part right after it, so that all their references stand in one posting list. Background work
-(back-fill, merging the overlay into the base) runs between inserts, as it does in a shard, and is timed by the step.
+Part one inserts sequences of one block, each a segment and a routing entry of its own. Part two inserts sequences
+that share their first block and part right after it, so that all their references stand in one posting list.
+Background work (back-fill, merging the overlay into the base) runs between inserts, as it does in a shard, and is
+timed by the step.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ async def report(title: str, inserts: int, shared: bytes) -> None:
         statistics = index.statistics()
         late = times[-len(times) // 10 :] / 1e3
         print(
-            f"{title:24}{statistics.registrations:12,}{times.mean() / 1e3:10.1f}{np.percentile(times, 99.9) / 1e3:10.1f}"
+            f"{title:24}{statistics.registrations:12,}"
+            f"{times.mean() / 1e3:10.1f}{np.percentile(times, 99.9) / 1e3:10.1f}"
             f"{times.max() / 1e3:10.1f}{longest_cpu / 1e3:10.1f}{late.mean():12.1f}{steps.max() / 1e3:12.1f}"
             f"{statistics.resident_bytes / statistics.registrations:10.1f}",
             flush=True,

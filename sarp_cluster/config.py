@@ -54,9 +54,13 @@ class IndexConfig:
     def __post_init__(self) -> None:
         s, r = self.segment_blocks, self.base_points
         _require(
-            s in (4, 8, 16, 32, 64), "segment_blocks", f"{s} is not 4, 8, 16, 32 or 64 (limit {limits.SEGMENT_BLOCKS_MAX})"
+            s in (4, 8, 16, 32, 64),
+            "segment_blocks",
+            f"{s} is not 4, 8, 16, 32 or 64 (limit {limits.SEGMENT_BLOCKS_MAX})",
         )
-        _require(r >= 1 and s % r == 0 and s // r >= 2, "base_points", f"{r} does not divide {s} into intervals of 2 or more")
+        _require(
+            r >= 1 and s % r == 0 and s // r >= 2, "base_points", f"{r} does not divide {s} into intervals of 2 or more"
+        )
         _require(self.refinement_threshold >= 1, "refinement_threshold", "must be at least 1")
         _require(self.pruning_threshold >= 1, "pruning_threshold", "must be at least 1 (prune=False keeps every point)")
         _require(self.retrieval_max is None or self.retrieval_max >= 1, "retrieval_max", "must be at least 1, or None")
@@ -70,7 +74,9 @@ class IndexConfig:
         _require(1 <= self.filter_field_bits <= 8, "filter_field_bits", "must be 1 to 8")
         _require(self.merge_postings_min >= 1, "merge_postings_min", "must be at least 1")
         _require(self.delta_segments_max >= 0, "delta_segments_max", "must be at least 0")
-        _require(4_096 <= self.log_file_bytes <= limits.LOG_FILE_BYTES_MAX * 64, "log_file_bytes", "must be 4 KiB to 16 GiB")
+        _require(
+            4_096 <= self.log_file_bytes <= limits.LOG_FILE_BYTES_MAX * 64, "log_file_bytes", "must be 4 KiB to 16 GiB"
+        )
 
     @property
     def stride(self) -> int:

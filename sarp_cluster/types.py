@@ -53,17 +53,28 @@ class WorkerMatch(Protocol):
     """
 
     @property
-    def instance_id(self) -> str: ...
+    def instance_id(self) -> str:
+        """The worker's instance."""
+
     @property
-    def dp_rank(self) -> int: ...
+    def dp_rank(self) -> int:
+        """Its data-parallel rank."""
+
     @property
-    def gpu(self) -> int: ...
+    def gpu(self) -> int:
+        """Blocks held on the GPU."""
+
     @property
-    def cpu(self) -> int: ...
+    def cpu(self) -> int:
+        """Blocks held on the GPU or in CPU memory."""
+
     @property
-    def ssd(self) -> int: ...
+    def ssd(self) -> int:
+        """Blocks held on the GPU, in CPU memory or on local SSD."""
+
     @property
-    def remote(self) -> int: ...
+    def remote(self) -> int:
+        """Blocks held on any tier."""
 
 
 class BlockLocation(NamedTuple):
@@ -139,7 +150,8 @@ class Namespace(Protocol):
     """A namespace of an open index."""
 
     @property
-    def spec(self) -> NamespaceSpec: ...
+    def spec(self) -> NamespaceSpec:
+        """What the namespace was created with."""
 
     def block_ids(self, token_ids: bytes) -> bytes:
         """Wire IDs (u64 little-endian) of the full blocks of `token_ids` (u32 little-endian), chained.

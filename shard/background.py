@@ -1,7 +1,7 @@
 """Background work of an index, in bounded steps that yield to matches and inserts.
 
-In this order: back-fills (refinement and rematerialisation, paper §4.2 and §4.4), the merge of the directory's overlay into
-a new base, and folding deltas into images.
+In this order: back-fills (refinement and rematerialisation, paper §4.2 and §4.4), the merge of the directory's overlay
+into a new base, and folding deltas into images.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """One SARP index over one segment store: what a shard serves, and what `sarp replay` measures.
 
-Owned by one event loop. A match or insert whose segments are in memory or in the page cache completes without suspending.
+Owned by one event loop. A match or insert whose segments are in memory or in the page cache completes without
+suspending.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Index:
         """The segment store."""
         return self.state.store
 
-    # --- what callers do -----------------------------------------------------------------------------------------------
+    # --- what callers do ----------------------------------------------------------------------------------------------
 
     def create_namespace(self, spec: NamespaceSpec) -> IndexNamespace:
         """The namespace of `spec`; the same again is the same."""
@@ -68,9 +69,9 @@ class Index:
     ) -> MatchAnswer:
         """Longest prefix of `block_ids` (wire IDs, u64 little-endian) that somebody holds, and who holds it.
 
-        `detail` "none" gives lengths only, "workers" what each worker holds, "blocks" each block's locations too. `tiers`
-        and `workers` limit whose locations count; `max_workers` cuts the list of workers. `strategy` overrides the
-        index's.
+        `detail` "none" gives lengths only, "workers" what each worker holds, "blocks" each block's locations too.
+        `tiers` and `workers` limit whose locations count; `max_workers` cuts the list of workers. `strategy` overrides
+        the index's.
         """
         return await match_path.match(
             self.state,
@@ -98,11 +99,11 @@ class Index:
     ) -> InsertResult:
         """`worker` newly holds the blocks at positions [first, end) of the sequence on `tier`.
 
-        `block_ids` are the wire IDs of positions [offset, end); `offset` is 0, or a multiple of the segment size at least
-        one segment before `first` whose prefix is in the index (else UnknownPrefixError). Ancestors that are missing are
-        inserted without locations. A `generation` newer than the worker's ends everything it held before; an older one
-        is refused. With `seq`, a change that was applied before is not applied again. `handle` is kept and given back
-        with the blocks.
+        `block_ids` are the wire IDs of positions [offset, end); `offset` is 0, or a multiple of the segment size at
+        least one segment before `first` whose prefix is in the index (else UnknownPrefixError). Ancestors that are
+        missing are inserted without locations. A `generation` newer than the worker's ends everything it held before;
+        an older one is refused. With `seq`, a change that was applied before is not applied again. `handle` is kept and
+        given back with the blocks.
         """
         result = await insert_path.insert(
             self.state,
@@ -156,7 +157,7 @@ class Index:
         """What routing and filtering leave to retrieve for this query; reads nothing, changes nothing."""
         return match_path.count_candidates(self.state, self.namespaces.require(namespace), block_ids)
 
-    # --- background ----------------------------------------------------------------------------------------------------
+    # --- background ---------------------------------------------------------------------------------------------------
 
     def start_background(self) -> None:
         """Run the background work until `close`."""
@@ -178,7 +179,7 @@ class Index:
         while await self.background.step():
             await asyncio.sleep(0)
 
-    # --- the rest ------------------------------------------------------------------------------------------------------
+    # --- the rest -----------------------------------------------------------------------------------------------------
 
     def statistics(self) -> IndexStatistics:
         """Counters at this moment."""

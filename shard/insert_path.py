@@ -141,7 +141,8 @@ def _check_change(state: IndexState, worker: Worker, generation: int, seq: int |
     known = state.workers.generation(index)
     if generation < known:
         raise StaleGenerationError(
-            f"generation: {generation} of worker {worker.instance_id!r} rank {worker.dp_rank} is over, it is in {known}",
+            f"generation: {generation} of worker {worker.instance_id!r} rank {worker.dp_rank} is over, "
+            f"it is in {known}",
             field="generation",
         )
     return generation > known or seq is None or seq > state.workers.seq(index)

@@ -1,7 +1,7 @@
 """The read path: from a query's block IDs to who holds the longest prefix.
 
-A match whose segments lie in the page cache runs from beginning to end without a trip through the event loop. One that has
-to wait for the disk waits in one helper thread a wave.
+A match whose segments lie in the page cache runs from beginning to end without a trip through the event loop. One that
+has to wait for the disk waits in one helper thread a wave.
 """
 
 from __future__ import annotations

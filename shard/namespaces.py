@@ -25,7 +25,8 @@ class IndexNamespace:
         """Wire IDs (u64 little-endian) of the full blocks of `token_ids` (u32 little-endian), chained."""
         if self.spec.hash_profile is not HashProfile.XXH3:
             raise BadRequestError(
-                f"token_ids: block IDs of the {self.spec.hash_profile} profile are made by the caller", field="token_ids"
+                f"token_ids: block IDs of the {self.spec.hash_profile} profile are made by the caller",
+                field="token_ids",
             )
         return xxh3_block_ids(token_ids, self.spec.block_size, self.spec.lora, self.spec.salt)
 
@@ -46,7 +47,9 @@ class NamespaceRegistry:
         for field in ("tenant", "model", "lora", "salt"):
             name = getattr(spec, field)
             if not isinstance(name, str) or len(name.encode()) > limits.NAME_BYTES_MAX:
-                raise BadRequestError(f"{field}: must be a string of at most {limits.NAME_BYTES_MAX} bytes", field=field)
+                raise BadRequestError(
+                    f"{field}: must be a string of at most {limits.NAME_BYTES_MAX} bytes", field=field
+                )
         if not 1 <= spec.block_size <= limits.BLOCK_TOKENS_MAX:
             raise BadRequestError(
                 f"block_size: {spec.block_size} is not in 1..{limits.BLOCK_TOKENS_MAX} tokens", field="block_size"

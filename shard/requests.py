@@ -51,11 +51,9 @@ def check_worker(worker: object) -> Worker:
     """A worker's name."""
     if not isinstance(worker, Worker):
         raise BadRequestError("worker: must be a Worker(instance_id, dp_rank)", field="worker")
-    name = worker.instance_id
+    name: object = worker.instance_id  # a NamedTuple checks no types
     if not isinstance(name, str) or not 1 <= len(name.encode()) <= limits.NAME_BYTES_MAX:
-        raise BadRequestError(
-            f"instance_id: must be a string of 1..{limits.NAME_BYTES_MAX} bytes", field="instance_id"
-        )
+        raise BadRequestError(f"instance_id: must be a string of 1..{limits.NAME_BYTES_MAX} bytes", field="instance_id")
     check_integer(worker.dp_rank, "dp_rank", limits.DP_RANK_MAX)
     return worker
 
@@ -65,7 +63,9 @@ def check_tier(tier: object) -> Tier:
     try:
         return Tier(tier)  # type: ignore[arg-type]  # whatever it is, Tier says whether it is one
     except ValueError:
-        raise BadRequestError(f"tier: {tier!r} is not one of 0 (gpu), 1 (cpu), 2 (ssd), 3 (remote)", field="tier") from None
+        raise BadRequestError(
+            f"tier: {tier!r} is not one of 0 (gpu), 1 (cpu), 2 (ssd), 3 (remote)", field="tier"
+        ) from None
 
 
 def check_range(first: object, offset: int, end: int, segment_blocks: int) -> None:

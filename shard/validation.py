@@ -3,9 +3,10 @@
 Invariants (the core's D1-D3 and S1-S4 first):
   V1  every segment can be read, and its records agree with its row;
   V2  a copy holds the same block IDs as its origin before the fork;
-  V3  location runs are sorted, not empty, at home (inside [fork, count)), and a block is in one run of a (worker, tier);
-  V4  every segment is registered at its first block, and at each point behind an entry that is published, with the filter
-      of its present blocks; nothing else is registered, but for entries that are being built.
+  V3  location runs are sorted, not empty, at home (inside [fork, count)), and a block is in one run of a
+      (worker, tier);
+  V4  every segment is registered at its first block, and at each point behind an entry that is published, with the
+      filter of its present blocks; nothing else is registered, but for entries that are being built.
 V4 is the entry-level invariant of design §4.
 """
 
@@ -55,14 +56,18 @@ def _check_segment(segment: dict[str, Any], segments: dict[int, dict[str, Any]])
     fork = segment["fork"]
     if segment["origin"]:
         origin = segments[segment["origin"]]
-        invariant(origin["ids"][:fork] == segment["ids"][:fork], "V2: a copy differs from its origin", slot=segment["slot"])
+        invariant(
+            origin["ids"][:fork] == segment["ids"][:fork], "V2: a copy differs from its origin", slot=segment["slot"]
+        )
     home = (1 << segment["count"]) - (1 << fork)
     held: dict[tuple[int, int], int] = {}
     order = [(run["worker"], run["tier"]) for run in segment["runs"]]
     invariant(order == sorted(order), "V3: runs are not sorted", slot=segment["slot"], order=order)
     for run in segment["runs"]:
         holder = (run["worker"], run["tier"])
-        invariant(run["mask"] and run["mask"] & ~home == 0, "V3: a run is empty or not at home", slot=segment["slot"], **run)
+        invariant(
+            run["mask"] and run["mask"] & ~home == 0, "V3: a run is empty or not at home", slot=segment["slot"], **run
+        )
         invariant(run["mask"] & held.get(holder, 0) == 0, "V3: a block is in two runs", slot=segment["slot"], **run)
         held[holder] = held.get(holder, 0) | run["mask"]
 

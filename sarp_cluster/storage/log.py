@@ -1,7 +1,7 @@
 """The log: our native segment store (design §5). Append-only files of framed records; write-ahead log and store in one.
 
-Files are named log-NNNNN.sarp in the store's directory. Appending happens in memory (log_tail); a writer thread writes what
-has gathered, at the latest WRITE_DELAY_MS after the first byte, and syncs when asked to.
+Files are named log-NNNNN.sarp in the store's directory. Appending happens in memory (log_tail); a writer thread writes
+what has gathered, at the latest WRITE_DELAY_MS after the first byte, and syncs when asked to.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class LogStore:
         def prepare() -> None:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             if any(directory.iterdir()):
-                raise StorageError(f"{directory} is not empty: give a new directory, this version cannot open an old store")
+                raise StorageError(
+                    f"{directory} is not empty: give a new directory, this version cannot open an old store"
+                )
 
         await asyncio.get_running_loop().run_in_executor(None, prepare)
         return cls(directory, file_bytes_max)
@@ -159,7 +161,7 @@ class LogStore:
         """Make all that was put durable."""
         await self._write(sync=True)
 
-    # --- the rest ------------------------------------------------------------------------------------------------------
+    # --- the rest -----------------------------------------------------------------------------------------------------
 
     def statistics(self) -> StoreStatistics:
         """Counters at this moment."""

@@ -28,7 +28,10 @@ class SegmentStore(Protocol):
     """
 
     def put(self, writes: SegmentBatch) -> None:
-        """Take changed segments, all or none, and note in each where it stands. Readable at once, durable after `sync`."""
+        """Take changed segments, all or none, and note in each where it stands.
+
+        Readable at once, durable after `sync`.
+        """
 
     def read_cached(self, batch: SegmentBatch) -> int:
         """Read what needs no wait. Returns how many segments are left to read."""

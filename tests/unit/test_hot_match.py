@@ -32,10 +32,18 @@ class AwaitedDict:
 
 
 class Forgetful(DictIndex):
-    """Answers each match as if the context had one block."""
+    """Answers each match as if the context had one block, as a cap on reads may."""
 
     def match(self, ids: bytes) -> Match:
         return super().match(ids[:8])
+
+
+class Boastful(DictIndex):
+    """Has a block that nobody gave it."""
+
+    def match(self, ids: bytes) -> Match:
+        matched, workers = super().match(ids)
+        return Match(matched + 1, workers)
 
 
 def measured(*contestants: AnyContestant, requests: int) -> list[tuple[int, int]]:
@@ -47,20 +55,20 @@ def measured(*contestants: AnyContestant, requests: int) -> list[tuple[int, int]
 def test_contexts_stay_in_their_range_and_grow(shape: Shape) -> None:
     requests = list(islice(synthetic(shape), 1500))
     shortest, longest = shape.context_blocks
-    for ids, _, first in requests:
+    for ids, _, _, first in requests:
         assert len(ids) % 8 == 0
         assert shortest <= len(ids) // 8 <= longest
         assert first <= len(ids) // 8
     assert requests == list(islice(synthetic(shape), 1500))
-    firsts = {ids[:8] for ids, _, _ in requests}
+    firsts = {request.ids[:8] for request in requests}
     assert len(firsts) <= shape.system_prompts
 
 
 def test_a_worker_held_what_the_request_says() -> None:
     index = DictIndex()
-    for ids, worker, first in islice(synthetic(CHAT), 2000):
+    for ids, sequence, worker, first in islice(synthetic(CHAT), 2000):
         assert dict(index.match(ids).workers).get(worker, 0) == first
-        index.insert(ids, worker, first)
+        index.insert(sequence, worker, first)
 
 
 def test_each_contestant_is_timed_once_a_request() -> None:
@@ -70,4 +78,8 @@ def test_each_contestant_is_timed_once_a_request() -> None:
 
 def test_a_wrong_answer_ends_the_run() -> None:
     with pytest.raises(SystemExit, match=r"request \d+: Python dict answers"):
-        measured(DictIndex(), Forgetful(), requests=250)
+        measured(DictIndex(), Boastful(), requests=250)
+
+
+def test_a_shorter_answer_does_not_end_the_run() -> None:
+    assert measured(DictIndex(), Forgetful(), requests=250) == [(250, 250)] * 2

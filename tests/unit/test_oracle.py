@@ -57,7 +57,7 @@ def test_every_64_bit_value_can_be_an_id(linear: bool) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_bisection_and_linear_search_equal_a_set_on_random_trees(seed: int) -> None:
-    rng = random.Random(seed)  # noqa: S311 - a workload, not a secret
+    rng = random.Random(seed)
     sequences = [[rng.getrandbits(64) for _ in range(rng.randint(1, 300))]]
     for _ in range(200):
         base = rng.choice(sequences)

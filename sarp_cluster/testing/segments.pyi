@@ -3,9 +3,6 @@ from typing import Any
 
 from sarp_cluster.core.segment import SegmentBatch
 
-Record = tuple[bytes, int, int]
-"""Bytes of a record, and the file and offset where it stands."""
-
 def make_batch(segments: Iterable[Mapping[str, Any]]) -> SegmentBatch:
     """A batch of segments that are known whole, ready to be written.
 
@@ -19,8 +16,13 @@ def make_unread_batch(segments: Iterable[Mapping[str, Any]]) -> SegmentBatch:
 def encode_segment(batch: SegmentBatch, item: int, lsn: int, file: int, offset: int, incarnation: int) -> bytes:
     """The record that an item's `write` asks for, as it would stand at this place."""
 
-def decode_segment(batch: SegmentBatch, item: int, image: Record, delta: Record | None = None) -> int:
-    """Fill an item from its records, checked as the log checks them. Returns its state (1 read, 2 damaged)."""
+def decode_segment(
+    batch: SegmentBatch, item: int, image: tuple[bytes, int, int], delta: tuple[bytes, int, int] | None = None
+) -> int:
+    """Fill an item from its records, checked as the log checks them. Returns its state (1 read, 2 damaged).
+
+    A record is given as its bytes, and the file and offset where it stands.
+    """
 
 def pack_place(file: int, offset: int, length: int) -> int:
     """A place in the log as one integer."""

@@ -84,11 +84,23 @@ def files_in(directory: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in sorted(directory.iterdir())}
 
 
-def drop_page_cache(path: Path) -> bool:
-    """Ask the kernel to forget a file that is synced. False where it does not, or cannot tell."""
+def drop_page_cache(path: Path) -> None:
+    """Ask the kernel to forget a file that is synced."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def forgets_pages(directory: Path) -> bool:
+    """Does this file system drop pages when asked, and tell that it has to wait for them?"""
+    path = directory / "probe"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        os.pwrite(descriptor, bytes(4096), 0)
+        os.fsync(descriptor)
+        drop_page_cache(path)
         os.preadv(descriptor, [bytearray(1)], 0, os.RWF_NOWAIT)
     except BlockingIOError:
         return True
@@ -96,6 +108,7 @@ def drop_page_cache(path: Path) -> bool:
         return False
     finally:
         os.close(descriptor)
+        path.unlink()
     return False
 
 
@@ -141,14 +154,17 @@ def test_what_was_written_is_read_from_the_page_cache_by_one_call(tmp_path: Path
 
 
 def test_what_left_the_page_cache_is_left_to_read_wait(tmp_path: Path) -> None:
+    if not forgets_pages(tmp_path):
+        pytest.skip("this file system keeps its pages, or cannot tell whether it has them")
+
     async def test() -> None:
         async with opened(tmp_path, FILE_BYTES_MIN) as store:
             placed = [*put(store, segment(256), segment(257))]
             for slot in range(258, 300):
                 placed += put(store, segment(slot))
             await store.sync()
-            if not all([drop_page_cache(path) for path in sorted(tmp_path.iterdir())]):
-                pytest.skip("this file system keeps its pages, or cannot tell whether it has them")
+            for path in tmp_path.iterdir():
+                drop_page_cache(path)
             batch = make_unread_batch(placed)
             assert store.read_cached(batch) == len(placed)
             assert all(item["state"] == TO_READ for item in batch.describe())
@@ -199,7 +215,8 @@ def test_image_and_delta_are_read_together(tmp_path: Path) -> None:
             assert whole["delta"]
             for _ in range(2):
                 batch = make_unread_batch([whole])
-                store.read_wait(batch)
+                if store.read_cached(batch):
+                    store.read_wait(batch)
                 assert_read(batch, [whole])
                 await store.sync()
 

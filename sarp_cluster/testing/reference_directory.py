@@ -23,7 +23,7 @@ class FilterLayout(NamedTuple):
     def mask(self, fields: int) -> int:
         """A mask that keeps the first `fields` fields."""
         kept = sum(self.field_bits[:fields])
-        return 2**FILTER_BITS - 2 ** (FILTER_BITS - kept)
+        return (1 << FILTER_BITS) - (1 << FILTER_BITS - kept)
 
     def equal_fields(self, one: int, other: int) -> int:
         """Leading fields that agree."""
@@ -95,6 +95,8 @@ class ReferenceDirectory:
     def postings(self) -> list[tuple[int, int, int, int]]:
         """All postings and states as (key, high, low, slot), in order, as RoutingDirectory.postings gives them."""
         found = [
-            (key, value >> 64, value & (2**64 - 1), slot) for key, listed in self.lists.items() for value, slot in listed
+            (key, value >> 64, value & (2**64 - 1), slot)
+            for key, listed in self.lists.items()
+            for value, slot in listed
         ]
         return sorted(found + [(key, 0, 0, state) for key, state in self.states.items()])

@@ -6,8 +6,8 @@ from sarp_cluster.core.segment import SegmentBatch
 def make_batch(segments: Iterable[Mapping[str, Any]]) -> SegmentBatch:
     """A batch of segments that are known whole, ready to be written.
 
-    Keys as in SegmentBatch.describe, and `parent_tag`, `origin_tag`, `write` (1 an image, 2 a delta). `slot` and `ids` are
-    required.
+    Keys as in SegmentBatch.describe, and `parent_tag`, `origin_tag`, `write` (1 an image, 2 a delta). `slot` and `ids`
+    are required.
     """
 
 def make_unread_batch(segments: Iterable[Mapping[str, Any]]) -> SegmentBatch:

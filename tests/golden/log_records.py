@@ -1,8 +1,8 @@
 """One log with a record of every kind, made by today's code, and the golden files that hold its bytes.
 
 A golden file holds one record as hexadecimal text, 16 bytes a line. `python -m tests.golden.log_records` writes them
-anew. Do that only together with a new version of the format (docs/formats.md): logs written before must stay readable or
-be refused by their version.
+anew. Do that only together with a new version of the format (docs/formats.md): logs written before must stay readable
+or be refused by their version.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FIRST: Final[dict[str, Any]] = {
         {"worker": 1, "generation": 0, "tier": 2, "mask": 0b101, "handle": None},
     ],
 }
-"""A segment of three blocks. Worker 0 holds all of them on its GPU and gave a handle, worker 1 the first and the third."""
+"""A segment of three blocks. Worker 0 holds all on its GPU and gave a handle, worker 1 the first and the third."""
 
 FORKED: Final[dict[str, Any]] = {
     "slot": 259,

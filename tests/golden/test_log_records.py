@@ -84,7 +84,9 @@ def read_back(directory: Path, segment: dict[str, Any], image: str, delta: str |
             data = read_golden(name)
             places[name] = pack_place(1, file.tell(), len(data))
             file.write(data)
-    batch: SegmentBatch = make_unread_batch([segment | {"image": places[image], "delta": places[delta] if delta else 0}])
+    batch: SegmentBatch = make_unread_batch(
+        [segment | {"image": places[image], "delta": places[delta] if delta else 0}]
+    )
     tail = LogTail(2**20, incarnation=2, file=2, lsn=100)
     descriptor = os.open(path, os.O_RDONLY)
     try:

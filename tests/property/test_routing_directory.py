@@ -93,7 +93,9 @@ class DirectoryMachine(RuleBasedStateMachine):
         moved = data.draw(filters(self.layout))
         self.reference.discard(key, value, slot)
         assert self.directory.discard_posting(key, value >> 64, value & LOW_64, slot)
-        assert self.directory.add_posting(key, moved >> 64, moved & LOW_64, slot) == self.reference.add(key, moved, slot)
+        assert self.directory.add_posting(key, moved >> 64, moved & LOW_64, slot) == self.reference.add(
+            key, moved, slot
+        )
 
     @rule(seed=st.integers(0, 999), key=KEYS, count=st.integers(60, 200))
     def add_many(self, seed: int, key: int, count: int) -> None:

@@ -42,7 +42,7 @@ Record = tuple[bytes, int, int]
 """Bytes of a record, and the file and offset where it stands."""
 
 
-# --- arbitrary segments --------------------------------------------------------------------------------------------------
+# --- arbitrary segments -----------------------------------------------------------------------------------------------
 
 
 @st.composite
@@ -141,7 +141,7 @@ EXAMPLE: Segment = {
 }
 
 
-# --- round trips ---------------------------------------------------------------------------------------------------------
+# --- round trips ------------------------------------------------------------------------------------------------------
 
 
 @given(segments())
@@ -180,7 +180,7 @@ def test_a_place_packs_into_64_bits(file: int, offset: int, length: int) -> None
     assert unpack_place(place) == (file, 8 * offset, 8 * length)
 
 
-# --- damage --------------------------------------------------------------------------------------------------------------
+# --- damage -----------------------------------------------------------------------------------------------------------
 
 
 def test_every_flipped_bit_is_damage() -> None:
@@ -226,7 +226,7 @@ def test_other_bytes_behind_a_record_do_not_matter() -> None:
     assert_equal(item, EXAMPLE)
 
 
-# --- records that disagree -----------------------------------------------------------------------------------------------
+# --- records that disagree --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("field", ["slot", "tag", "window", "namespace", "parent", "origin", "fork"])
@@ -268,7 +268,7 @@ def test_an_image_is_no_delta_and_a_delta_no_image() -> None:
     assert decoded(EXAMPLE, (mark, FILE, IMAGE_OFFSET))["state"] == DAMAGED
 
 
-# --- payloads that lie, under a checksum that is right: only the bounds checks stand between them and memory ----------------
+# --- payloads that lie under a checksum that is right: only bounds checks stand between them and memory ---------------
 
 
 @pytest.mark.parametrize("field", ["count", "runs", "handles"])
@@ -360,11 +360,15 @@ def test_a_damaged_segment_leaves_its_neighbours_alone() -> None:
     assert_equal(third, EXAMPLE)
 
 
-# --- frames of other records ---------------------------------------------------------------------------------------------
+# --- frames of other records ------------------------------------------------------------------------------------------
 
 
 @given(
-    st.integers(0, 255), st.binary(max_size=100), st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)
+    st.integers(0, 255),
+    st.binary(max_size=100),
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**32 - 1),
 )
 def test_a_frame_reads_back(kind: int, payload: bytes, lsn: int, file: int, units: int) -> None:
     data = frame_record(kind, payload, lsn, file, 8 * units, 5)

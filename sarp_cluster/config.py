@@ -45,7 +45,7 @@ class IndexConfig:
     """Bits of a block ID that serve as routing key. Fewer bits collide more: never a wrong answer, more reads."""
     filter_field_bits: int = 8
     """Bits of a filter field that are used. Below 8 only to force collisions in tests."""
-    merge_postings_min: int = 65_536
+    merge_postings_min: int = 16_384
     """Postings the overlay holds before it is merged into the base."""
     delta_segments_max: int = 4_096
     """Segments with an unfolded delta before the oldest are folded in the background."""

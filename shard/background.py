@@ -49,7 +49,7 @@ class Background:
     def _merge_due(self) -> bool:
         """Each merge moves the whole base, so the overlay may grow with it: the work stays in proportion."""
         directory = self._state.directory
-        return directory.overlay_postings >= max(self._state.config.merge_postings_min, directory.base_postings // 2)
+        return directory.overlay_postings >= max(self._state.config.merge_postings_min, directory.base_postings // 4)
 
     async def step(self) -> bool:
         """Do one bounded piece of work. False when nothing was due."""

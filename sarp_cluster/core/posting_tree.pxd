@@ -40,6 +40,7 @@ cdef struct Tree:
 
 cdef Tree* tree_new() except NULL
 cdef void tree_free(Tree* tree) noexcept nogil
+cdef bint tree_free_leaves(Tree* tree, size_t limit) noexcept nogil
 cdef Cursor tree_seek(const Tree* tree, uint64_t key, uint64_t high, uint64_t low, uint32_t slot) noexcept nogil
 cdef Cursor tree_find(const Tree* tree, const Posting* posting) noexcept nogil
 cdef int tree_insert(Tree* tree, const Posting* posting) except -1 nogil

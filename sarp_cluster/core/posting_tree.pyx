@@ -47,19 +47,33 @@ cdef Tree* tree_new() except NULL:
     return tree
 
 
-cdef void free_node(void* node, int height) noexcept nogil:
-    cdef Inner* inner
+cdef bint tree_free_leaves(Tree* tree, size_t limit) noexcept nogil:
+    """Free up to `limit` leaves of a tree that nobody uses any more. False when none is left."""
+    cdef Leaf* leaf
+    while limit > 0 and tree.first != NULL:
+        leaf = tree.first
+        tree.first = leaf.next
+        free(leaf)
+        limit -= 1
+    return tree.first != NULL
+
+
+cdef void free_inner(void* node, int height) noexcept nogil:
+    """Free the inner nodes of a subtree whose leaves are gone."""
+    cdef Inner* inner = <Inner*>node
     cdef int i
-    if height > 0:
-        inner = <Inner*>node
-        for i in range(inner.count):
-            free_node(inner.child[i], height - 1)
-    free(node)
+    if height == 0:
+        return
+    for i in range(inner.count):
+        free_inner(inner.child[i], height - 1)
+    free(inner)
 
 
 cdef void tree_free(Tree* tree) noexcept nogil:
+    """Free what is left of a tree: one node in 64 and more is a leaf, see tree_free_leaves for those of a large one."""
     if tree != NULL:
-        free_node(tree.root, tree.height)
+        tree_free_leaves(tree, <size_t>-1)
+        free_inner(tree.root, tree.height)
         free(tree)
 
 

@@ -31,6 +31,8 @@ cdef class RoutingDirectory:
     cdef Tree* level[LEVELS_MAX]  # newest first: overlay, the overlay being merged, base
     cdef int levels
     cdef Tree* merged             # the base being built
+    cdef Tree* retired[LEVELS_MAX]  # levels that a merge replaced, freed little by little
+    cdef int retired_count
     cdef Cursor merge_newer
     cdef Cursor merge_older
     cdef readonly size_t registrations

@@ -26,6 +26,7 @@ from sarp_cluster.core.candidate_filter cimport equal_fields
 from sarp_cluster.core.parameters cimport SarpParameters
 from sarp_cluster.core.posting_tree cimport (
     FIRST_SLOT,
+    NODE_CAPACITY,
     REMOVED,
     Cursor,
     Posting,
@@ -38,6 +39,7 @@ from sarp_cluster.core.posting_tree cimport (
     tree_fault,
     tree_find,
     tree_free,
+    tree_free_leaves,
     tree_insert,
     tree_new,
     tree_seek,
@@ -59,6 +61,8 @@ cdef class RoutingDirectory:
         cdef int i
         for i in range(self.levels):
             tree_free(self.level[i])
+        for i in range(self.retired_count):
+            tree_free(self.retired[i])
         tree_free(self.merged)
 
     # --- single postings -------------------------------------------------------------------------------------------
@@ -306,14 +310,16 @@ cdef class RoutingDirectory:
 
     @property
     def merging(self):
-        """True while the overlay is being merged."""
-        return self.merged != NULL
+        """True while the overlay is being merged, or what the last merge replaced is being freed."""
+        return self.merged != NULL or self.retired_count > 0
 
     @property
     def resident_bytes(self):
         """Bytes of all levels."""
         cdef size_t total = 0 if self.merged == NULL else tree_bytes(self.merged)
         cdef int i
+        for i in range(self.retired_count):
+            total += tree_bytes(self.retired[i])
         for i in range(self.levels):
             total += tree_bytes(self.level[i])
         return total
@@ -321,7 +327,7 @@ cdef class RoutingDirectory:
     def begin_merge(self):
         """Freeze the overlay and lay a fresh one on top."""
         cdef int i
-        if self.merged != NULL:
+        if self.merging:
             return
         fresh = tree_new()
         self.merged = tree_new()
@@ -338,13 +344,18 @@ cdef class RoutingDirectory:
             cursor_next(&self.merge_older)
 
     def merge_step(self, size_t limit):
-        """Move up to `limit` records into the new base; the last step makes it the base. False when nothing is left."""
+        """Move up to `limit` records into the new base, make it the base, free what it replaced. False when all is done."""
         cdef size_t moved = 0
         cdef Posting newer, older
         cdef int order
         cdef bint ended = False
         if self.merged == NULL:
-            return False
+            if self.retired_count and not tree_free_leaves(
+                self.retired[self.retired_count - 1], max(<size_t>1, limit // NODE_CAPACITY)
+            ):
+                self.retired_count -= 1
+                tree_free(self.retired[self.retired_count])
+            return self.retired_count > 0
         with nogil:
             while moved < limit:
                 moved += 1
@@ -376,12 +387,13 @@ cdef class RoutingDirectory:
                     tree_insert(self.merged, &newer)
         if ended:
             self.finish_merge()
-        return not ended
+        return True
 
     cdef void finish_merge(self) noexcept:
         cdef int i
         for i in range(1, self.levels):
-            tree_free(self.level[i])
+            self.retired[self.retired_count] = self.level[i]
+            self.retired_count += 1
         self.level[1] = self.merged
         self.levels = 2
         self.merged = NULL

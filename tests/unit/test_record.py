@@ -313,6 +313,33 @@ def test_a_short_or_long_payload_is_damage() -> None:
         assert decoded(EXAMPLE, sealed(image, payload + bytes(extra)))["state"] == DAMAGED
 
 
+def test_a_count_over_a_segments_blocks_is_not_copied_over_its_neighbours() -> None:
+    segment = EXAMPLE | {"ids": list(range(64)), "runs": []}
+    payload = payload_of(whole_image(segment)) + bytes(8 * (255 - 64))
+    payload[IMAGE_FIELDS["count"][1]] = 255
+    image, delta = records(segment | {"image_count": 60})
+    more = payload_of(delta) + bytes(8 * (255 - 64))
+    more[DELTA_FIELDS["count"][1]] = 255
+    batch = make_unread_batch([segment] * 3)
+    assert [decode_segment(batch, item, image, delta) for item in range(3)] == [READ] * 3
+    assert decode_segment(batch, 0, sealed(whole_image(segment), bytes(payload))) == DAMAGED
+    assert decode_segment(batch, 0, image, sealed(delta, bytes(more))) == DAMAGED
+    for item in batch.describe()[1:]:
+        assert_equal(item, segment)
+
+
+def test_a_handle_too_many_or_too_few_is_damage() -> None:
+    image = whole_image(EXAMPLE)
+    (handles,) = struct.unpack_from("<H", image[0], FRAME_BYTES + IMAGE_FIELDS["handles"][1])
+    column = 32 + 8 * len(EXAMPLE["ids"])
+    payload = payload_of(patched(image, IMAGE_FIELDS["handles"], handles + 1))
+    payload[column:column] = bytes(8)
+    assert decoded(EXAMPLE, sealed(image, bytes(payload)))["state"] == DAMAGED
+    payload = payload_of(patched(image, IMAGE_FIELDS["handles"], handles - 1))
+    del payload[column : column + 8]
+    assert decoded(EXAMPLE, sealed(image, bytes(payload)))["state"] == DAMAGED
+
+
 def test_runs_that_make_no_sense_are_damage() -> None:
     image = whole_image(EXAMPLE | {"runs": EXAMPLE["runs"][1:]})
     start = len(image[0]) - FRAME_BYTES - 16  # one run, padded

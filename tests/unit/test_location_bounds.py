@@ -49,11 +49,14 @@ def test_more_runs_than_a_record_holds_are_refused(tmp_path: Path) -> None:
             ids = b"".join(number.to_bytes(8, "little") for number in range(1, BLOCKS + 1))
             await index.insert(namespace, ids, worker=Worker("w0"))
             await fill_up(index)
+
+            async def hold_every_second_block() -> None:
+                for end in range(8, len(ids), 16):
+                    first = end // 8 - 1
+                    await index.insert(namespace, ids[:end], worker=Worker("one more"), first=first, handle=1)
+
             with pytest.raises(TooLargeError):
-                for block in range(0, BLOCKS, 2):
-                    await index.insert(
-                        namespace, ids[: 8 * block + 8], worker=Worker("one more"), first=block, handle=1
-                    )
+                await hold_every_second_block()
             await index.validate()
         finally:
             await index.close()

@@ -154,6 +154,11 @@ cdef int check_frame(const uint8_t* record, uint32_t length, uint32_t file, uint
 
 # --- segments: writing ---------------------------------------------------------------------------------------------------
 
+cdef inline uint32_t padded(uint32_t size) noexcept nogil:
+    """Records begin and end at multiples of 8 bytes."""
+    return (size + 7) & ~<uint32_t>7
+
+
 cdef inline int mask_runs(uint64_t mask) noexcept nogil:
     """Runs of consecutive blocks in a mask."""
     return sarp_popcount64(mask & ~(mask << 1))
@@ -170,7 +175,7 @@ cdef uint32_t segment_bytes(const SegmentColumns* segment, const LocationRun* ru
         size = DELTA_HEADER_BYTES + 8 * (segment.count - segment.image_count)
     else:
         size = IMAGE_HEADER_BYTES + 8 * segment.count
-    return (FRAME_BYTES + size + 8 * handles + RUN_BYTES * count + 7) & ~<uint32_t>7
+    return FRAME_BYTES + padded(size + 8 * handles + RUN_BYTES * count)
 
 
 cdef void write_segment(uint8_t* record, const SegmentColumns* segment, const LocationRun* runs) noexcept nogil:
@@ -269,7 +274,7 @@ cdef int read_runs(
             last[0] = run
             batch.run_count += 1
             segment.runs_count += 1
-    return 1
+    return handles == 0
 
 
 cdef int read_segment(SegmentBatch batch, int item, const uint8_t* image, const uint8_t* delta) except -1:
@@ -288,7 +293,7 @@ cdef int read_segment(SegmentBatch batch, int item, const uint8_t* image, const 
     memcpy(&whole, image + FRAME_BYTES, IMAGE_HEADER_BYTES)
     if (
         whole.count > SEGMENT_BLOCKS
-        or length < IMAGE_HEADER_BYTES + 8 * whole.count + 8 * whole.handles + RUN_BYTES * whole.runs
+        or length != padded(IMAGE_HEADER_BYTES + 8 * whole.count + 8 * whole.handles + RUN_BYTES * whole.runs)
         or whole.slot != segment.slot
         or whole.tag != segment.tag
         or whole.window != segment.window
@@ -316,7 +321,8 @@ cdef int read_segment(SegmentBatch batch, int item, const uint8_t* image, const 
         or more.count != segment.count
         or more.image_count != whole.count
         or more.image_count > more.count
-        or length < DELTA_HEADER_BYTES + 8 * (more.count - more.image_count) + 8 * more.handles + RUN_BYTES * more.runs
+        or length
+        != padded(DELTA_HEADER_BYTES + 8 * (more.count - more.image_count) + 8 * more.handles + RUN_BYTES * more.runs)
         or more.slot != segment.slot
         or more.tag != segment.tag
         or more.window != segment.window
@@ -347,7 +353,9 @@ def read_frame(const uint8_t[::1] data, Py_ssize_t at, uint32_t file, uint64_t o
     """The verified header of the record at data[at:], which stands at `offset` of log file `file`; None if it fails."""
     cdef Frame frame
     cdef Py_ssize_t left = data.shape[0] - at
-    if left < FRAME_BYTES or check_frame(&data[at], <uint32_t>min(left, 0xFFFFFFFFu), file, offset) < 0:
+    if at < 0 or offset & 7 or left < FRAME_BYTES:
+        return None
+    if check_frame(&data[at], <uint32_t>min(left, 0xFFFFFFFFu), file, offset) < 0:
         return None
     memcpy(&frame, &data[at], FRAME_BYTES)
     return RecordHeader(frame.kind, frame.payload_bytes, frame.lsn, frame.file, offset, frame.incarnation)

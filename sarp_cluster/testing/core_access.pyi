@@ -1,0 +1,31 @@
+from collections.abc import Iterable
+
+from sarp_cluster.core.routing_directory import RoutingDirectory
+from sarp_cluster.core.segment import SegmentBatch
+from sarp_cluster.core.segment_table import SegmentTable
+
+def set_state(directory: RoutingDirectory, key: int, state: int) -> None:
+    """Set the state of the points behind an entry."""
+
+def probe(directory: RoutingDirectory, key: int) -> tuple[bool, int]:
+    """(is there a live posting under the key, state of the points behind it)."""
+
+def slots_after(
+    directory: RoutingDirectory, key: int, high: int, low: int, slot: int, limit: int
+) -> list[tuple[int, int, int]]:
+    """Up to `limit` live postings of a list behind one of them, as (high, low, slot); slot 0: from its beginning."""
+
+def allocate(table: SegmentTable) -> tuple[int, int]:
+    """(slot, tag) of a free slot."""
+
+def release(table: SegmentTable, slot: int) -> None:
+    """Give back a slot that was allocated and not stored."""
+
+def store(table: SegmentTable, batch: SegmentBatch) -> None:
+    """Enter the segments of a batch."""
+
+def remove(table: SegmentTable, slot: int) -> None:
+    """Take out a segment that has no children."""
+
+def load(table: SegmentTable, slots: Iterable[int]) -> SegmentBatch:
+    """A batch of what the table knows of these segments."""

@@ -1,0 +1,127 @@
+"""One log with a record of every kind, made by today's code, and the golden files that hold its bytes.
+
+A golden file holds one record as hexadecimal text, 16 bytes a line. `python -m tests.golden.log_records` writes them
+anew. Do that only together with a new version of the format (docs/formats.md): logs written before must stay readable
+or be refused by their version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from sarp_cluster.storage.log import LogStore, log_file_name
+from sarp_cluster.storage.record import RecordHeader, read_frame
+from sarp_cluster.testing.segments import make_batch
+
+GOLDEN: Final = Path(__file__).parent / "log-v1"
+FRAME_BYTES: Final = 32
+IMAGE, DELTA = 1, 2
+
+NAMES: Final = (
+    "file-header", "namespace", "worker", "worker-other", "worker-mark", "image", "image-base", "delta-extension",
+    "delta-locations",
+)  # fmt: skip
+
+FIRST: Final[dict[str, Any]] = {
+    "slot": 256,
+    "tag": 0,
+    "window": 0,
+    "namespace": 1,
+    "ids": [0x1111111111111111, 0x2222222222222222, 0x3333333333333333],
+    "runs": [
+        {"worker": 0, "generation": 7, "tier": 0, "mask": 0b111, "handle": 0xFEDCBA9876543210},
+        {"worker": 1, "generation": 0, "tier": 2, "mask": 0b101, "handle": None},
+    ],
+}
+"""A segment of three blocks. Worker 0 holds all on its GPU and gave a handle, worker 1 the first and the third."""
+
+FORKED: Final[dict[str, Any]] = {
+    "slot": 259,
+    "tag": 2,
+    "window": 1,
+    "namespace": 1,
+    "parent": 258,
+    "parent_tag": 9,
+    "origin": 257,
+    "origin_tag": 5,
+    "fork": 1,
+    "ids": [0x0101010101010101, 0x0202020202020202],
+    "runs": [{"worker": 1, "generation": 0, "tier": 1, "mask": 0b10, "handle": None}],
+}
+"""A segment that shares its first block with its origin and has a parent."""
+
+EXTENDED: Final[dict[str, Any]] = FORKED | {
+    "ids": [*FORKED["ids"], 0x0303030303030303],
+    "image_count": 2,
+    "runs": [{"worker": 1, "generation": 0, "tier": 1, "mask": 0b110, "handle": None}],
+}
+"""The same with a block more, as image and delta."""
+
+HELD: Final[dict[str, Any]] = FORKED | {
+    "image_count": 2,
+    "runs": [
+        {"worker": 0, "generation": 7, "tier": 0, "mask": 0b10, "handle": 5},
+        {"worker": 1, "generation": 0, "tier": 1, "mask": 0b10, "handle": None},
+    ],
+}
+"""The same held by one more worker, as image and delta: no new block."""
+
+
+class Written(NamedTuple):
+    """A record of the log."""
+
+    header: RecordHeader
+    data: bytes
+
+
+async def _write_log(directory: Path) -> None:
+    store = await LogStore.create(directory)
+    store.put_namespace(1, ("acme", "llama-3", "", "Zürich", "xxh3"), 16)
+    store.put_worker(0, "gpu-node-7", 3)
+    store.put_worker(1, "w", 0)
+    store.put_worker_mark(0, 7, -1)
+    store.put(make_batch([FIRST, FORKED]))
+    store.put(make_batch([EXTENDED | {"write": DELTA}]))
+    store.put(make_batch([HELD | {"write": DELTA}]))
+    await store.close()
+
+
+def split(log: bytes, file: int = 1) -> list[Written]:
+    """The records of a log file, one after the other to its end."""
+    records = []
+    at = 0
+    while at < len(log):
+        header = read_frame(log, at, file, at)
+        assert header is not None, f"no record at {at}"
+        end = at + (FRAME_BYTES + header.payload_bytes + 7) // 8 * 8
+        records.append(Written(header, log[at:end]))
+        at = end
+    return records
+
+
+def write_records() -> dict[str, Written]:
+    """What today's code writes, by name."""
+    with tempfile.TemporaryDirectory() as directory:
+        asyncio.run(_write_log(Path(directory) / "log"))
+        log = (Path(directory) / "log" / log_file_name(1)).read_bytes()
+    return dict(zip(NAMES, split(log), strict=True))
+
+
+def read_golden(name: str) -> bytes:
+    """The bytes of a golden file."""
+    return bytes.fromhex((GOLDEN / f"{name}.hex").read_text())
+
+
+def main() -> None:
+    """Write the golden files anew."""
+    GOLDEN.mkdir(exist_ok=True)
+    for name, record in write_records().items():
+        lines = [record.data[at : at + 16].hex(" ") for at in range(0, len(record.data), 16)]
+        (GOLDEN / f"{name}.hex").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""The bytes of the log: what was written once is written the same today, and read back into the same columns."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sarp_cluster.core.segment import SegmentBatch
+from sarp_cluster.storage.log_tail import LogTail
+from sarp_cluster.storage.record import RecordType, read_frame
+from sarp_cluster.testing.segments import make_unread_batch, pack_place
+from tests.golden.log_records import EXTENDED, FIRST, FORKED, GOLDEN, HELD, NAMES, Written, read_golden, write_records
+
+READ = 1
+
+
+@pytest.fixture(scope="module")
+def written() -> dict[str, Written]:
+    return write_records()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_record_is_written_as_ever(name: str, written: dict[str, Written]) -> None:
+    assert written[name].data.hex(" ") == read_golden(name).hex(" ")
+
+
+def test_there_is_no_other_golden_file() -> None:
+    assert sorted(path.stem for path in GOLDEN.iterdir()) == sorted(NAMES)
+
+
+def test_types_and_lsns_count_up() -> None:
+    offset = 0
+    types = []
+    for lsn, name in enumerate(NAMES, 1):
+        data = read_golden(name)
+        header = read_frame(data, 0, 1, offset)
+        assert header is not None
+        assert (header.lsn, header.file, header.offset, header.incarnation) == (lsn, 1, offset, 1)
+        types.append(header.type)
+        offset += len(data)
+    assert types == [
+        RecordType.FILE_HEADER, RecordType.NAMESPACE, RecordType.WORKER, RecordType.WORKER, RecordType.WORKER_MARK,
+        RecordType.IMAGE, RecordType.IMAGE, RecordType.DELTA, RecordType.DELTA,
+    ]  # fmt: skip
+
+
+def payload(name: str) -> bytes:
+    data = read_golden(name)
+    (length,) = struct.unpack_from("<I", data, 4)
+    return data[32 : 32 + length]
+
+
+def test_a_file_header_names_the_version() -> None:
+    assert payload("file-header") == b"SARPLOG1"
+
+
+def test_a_namespace_reads_back() -> None:
+    data = payload("namespace")
+    number, block_size = struct.unpack_from("<II", data)
+    names, at = [], 8
+    while at < len(data):
+        (length,) = struct.unpack_from("<H", data, at)
+        names.append(data[at + 2 : at + 2 + length].decode())
+        at += 2 + length
+    assert (number, block_size, names) == (1, 16, ["acme", "llama-3", "", "Zürich", "xxh3"])
+
+
+def test_workers_and_marks_read_back() -> None:
+    assert struct.unpack("<IHH10s", payload("worker")) == (0, 3, 10, b"gpu-node-7")
+    assert struct.unpack("<IHH1s", payload("worker-other")) == (1, 0, 1, b"w")
+    assert struct.unpack("<IIq", payload("worker-mark")) == (0, 7, -1)
+
+
+def read_back(directory: Path, segment: dict[str, Any], image: str, delta: str | None) -> dict[str, Any]:
+    """Read a segment from a file that holds the golden records."""
+    places = {}
+    path = directory / "golden.sarp"
+    with path.open("wb") as file:
+        for name in NAMES:
+            data = read_golden(name)
+            places[name] = pack_place(1, file.tell(), len(data))
+            file.write(data)
+    batch: SegmentBatch = make_unread_batch(
+        [segment | {"image": places[image], "delta": places[delta] if delta else 0}]
+    )
+    tail = LogTail(2**20, incarnation=2, file=2, lsn=100)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        tail.set_descriptor(1, descriptor)
+        tail.read_wait(batch)
+    finally:
+        os.close(descriptor)
+    (item,) = batch.describe()
+    return item
+
+
+@pytest.mark.parametrize(
+    ("segment", "image", "delta"),
+    [
+        (FIRST, "image", None),
+        (FORKED, "image-base", None),
+        (EXTENDED, "image-base", "delta-extension"),
+        (HELD, "image-base", "delta-locations"),
+    ],
+)
+def test_a_segment_reads_back(tmp_path: Path, segment: dict[str, Any], image: str, delta: str | None) -> None:
+    item = read_back(tmp_path, segment, image, delta)
+    assert item["state"] == READ
+    assert item["image_count"] == segment.get("image_count", len(segment["ids"]))
+    for field in ("slot", "tag", "window", "namespace", "ids", "runs"):
+        assert item[field] == segment[field]
+    for field in ("parent", "origin", "fork"):
+        assert item[field] == segment.get(field, 0)
+
+
+def test_a_delta_of_another_segment_is_refused(tmp_path: Path) -> None:
+    assert read_back(tmp_path, FIRST, "image", "delta-locations")["state"] != READ

@@ -141,7 +141,7 @@ def _run(config: IndexConfig, loop: ScheduledLoop, scenario: Callable[[Index], C
     """`scenario` with a new index on `loop`, which is closed afterwards."""
 
     async def with_index() -> T:
-        index = await Index.open(Path(directory), config)
+        index = await Index.open(Path(directory), config, secret=scenarios.SECRET)
         try:
             return await scenario(index)
         finally:
@@ -265,6 +265,7 @@ async def _until_held(task: asyncio.Task[None], schedule: Iterator[Delay]) -> bo
     while not (task.done() or loop.held):  # noqa: ASYNC110  # no time passes: these are the turns of the loop
         await asyncio.sleep(0)
     loop.schedule = iter(())
+    await asyncio.sleep(0)  # a job that the schedule was just asked about is held a turn later
     return bool(loop.held)
 
 

@@ -33,4 +33,4 @@ cdef class Insertion:
     cdef int put_run(self, int write, const Location* location, uint64_t mask) except -1
     cdef uint32_t new_segment(self, int window, int fork, uint32_t parent, const Location* location) except 0
     cdef uint32_t extend(self, int window, int matched, const Location* location) except 0
-    cdef void choose_writes(self) noexcept nogil
+    cdef int choose_writes(self) except -1

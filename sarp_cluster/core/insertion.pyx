@@ -26,6 +26,12 @@ from sarp_cluster.core.worker_table cimport WorkerTable
 from sarp_cluster import limits
 from sarp_cluster.errors import CorruptRecordError, TooLargeError, UnknownPrefixError
 
+cdef extern from *:
+    """
+    static inline int sarp_popcount64(unsigned long long x) { return __builtin_popcountll(x); }
+    """
+    int sarp_popcount64(unsigned long long x) noexcept nogil
+
 cdef int NO_CAP = 2**31 - 1
 cdef uint32_t RUNS_MAX = limits.LOCATION_RUNS_MAX
 
@@ -120,10 +126,10 @@ cdef class Insertion:
                     parent = self.new_segment(window, matched, parent, &location)
                 for w in range(window + 1, self.search.windows):
                     parent = self.new_segment(w, 0, parent, &location)
+            self.choose_writes()
         except BaseException:
             self.abort()
             raise
-        self.choose_writes()
         return self.writes.count
 
     def plan_removal(self, uint32_t worker, uint32_t generation, int tier):
@@ -232,10 +238,6 @@ cdef class Insertion:
             runs[kept] = run
             kept += 1
         if not placed:
-            if kept >= RUNS_MAX:
-                raise TooLargeError(
-                    f"a segment's blocks have their limit of {limits.LOCATION_RUNS_MAX} location runs", field="worker"
-                )
             memmove(&runs[place + 1], &runs[place], (kept - place) * sizeof(LocationRun))
             runs[place] = LocationRun(
                 mask, location.handle, location.worker, location.generation, location.tier, location.has_handle
@@ -339,21 +341,34 @@ cdef class Insertion:
             self.put_run(write, location, blocks_mask(begin, blocks))
         return slot
 
-    cdef void choose_writes(self) noexcept nogil:
+    cdef int choose_writes(self) except -1:
         """Image or delta? A delta holds what the image lacks and all runs; it is folded once it nears the image's size."""
         cdef SegmentColumns* segment
         cdef int write, lacking
+        cdef uint32_t r, stored
+        cdef uint64_t mask
         for write in range(self.writes.count):
             segment = &self.writes.item[write]
+            stored = 0
+            for r in range(segment.runs_begin, segment.runs_begin + segment.runs_count):
+                mask = self.writes.run[r].mask
+                stored += sarp_popcount64(mask & ~(mask << 1))
+            if stored > RUNS_MAX:
+                raise TooLargeError(
+                    f"worker: a segment's blocks would have {stored} location runs, "
+                    f"the limit is {limits.LOCATION_RUNS_MAX}",
+                    field="worker",
+                )
             if segment.write:
                 continue
             lacking = segment.count - segment.image_count
             if (lacking and segment.count == self.search.parameters.segment_blocks) or (
-                2 * (8 * lacking + 12 * <int>segment.runs_count) >= 8 * segment.image_count
+                2 * (8 * lacking + 12 * <int>stored) >= 8 * segment.image_count
             ):
                 segment.write = IMAGE
             else:
                 segment.write = DELTA
+        return 0
 
     # --- carrying out --------------------------------------------------------------------------------------------------
 

@@ -480,26 +480,12 @@ cdef class Search:
 
     def count_candidates(self):
         """(candidates in the routed list, those with the largest match potential) of the deepest window."""
-        cdef uint64_t key, high, filter_low
-        cdef uint32_t slot
-        cdef int top, point, equal, best = -1
-        cdef size_t ties = 0
-        cdef uint64_t* window
+        cdef int top
         if self.windows == 0:
             return 0, 0
         top = self.deepest(0, self.windows - 1)
         if top < 0:
             return 0, 0
-        window = self.ids + <Py_ssize_t>top * self.parameters.segment_blocks
-        point = self.points.route(window, self.window_blocks(top), &key)
-        if point < 0:
-            return 0, 0
-        make_filter(&self.parameters, window, self.window_blocks(top), point, &high, &filter_low)
-        self.directory.walk_begin(&self.walk, key, high, filter_low)
-        while True:
-            equal = self.directory.walk_next(&self.walk, &slot)
-            if equal < 0 or equal < best:
-                break
-            best = equal
-            ties += 1
-        return self.directory.count_up_to(key, <size_t>-1), ties
+        return self.points.count_candidates(
+            self.ids + <Py_ssize_t>top * self.parameters.segment_blocks, self.window_blocks(top)
+        )

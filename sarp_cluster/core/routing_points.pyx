@@ -21,6 +21,7 @@ DEVIATION: a query goes from the first point deeper, only while points behind ar
 point back. By the invariant both end at the same entry, and this way probes one point in most windows.
 """
 
+from libc.limits cimport INT_MAX
 from libc.stdint cimport uint32_t, uint64_t
 
 from sarp_cluster.core.candidate_filter cimport make_filter
@@ -33,6 +34,7 @@ from sarp_cluster.core.routing_directory cimport (
     MIDPOINT,
     NEXT,
     PUBLISHED,
+    CandidateWalk,
     RoutingDirectory,
 )
 
@@ -88,6 +90,26 @@ cdef class RoutingPoints:
             point = target
             key[0] = key_behind
             state = state_behind
+
+    cdef tuple count_candidates(self, const uint64_t* ids, int count):
+        """(references in the list that routing chooses, those of them with the largest match potential)."""
+        cdef CandidateWalk walk
+        cdef uint64_t key, high, low
+        cdef uint32_t slot
+        cdef int equal
+        cdef int best = -1
+        cdef size_t ties = 0
+        cdef int point = self.route(ids, count, &key)
+        if point < 0:
+            return 0, 0
+        make_filter(&self.parameters, ids, count, point, &high, &low)
+        self.directory.walk_begin(&walk, key, high, low)
+        while True:
+            equal = self.directory.walk_next(&walk, &slot)
+            if equal < 0 or equal < best:
+                return self.directory.count_up_to(key, <size_t>-1), ties
+            best = equal
+            ties += 1
 
     # --- registration ------------------------------------------------------------------------------------------------
 
@@ -169,7 +191,8 @@ cdef class RoutingPoints:
         else:
             state = self.directory.state(key, point)
             behind = (state >> kind) & 3
-            if behind == ABSENT and self.directory.count_up_to(key, <size_t>threshold + 1) > <size_t>threshold:
+            if (behind == ABSENT and threshold < INT_MAX
+                    and self.directory.count_up_to(key, <size_t>threshold + 1) > <size_t>threshold):
                 behind = BUILDING
                 self.directory.set_state(key, point, state | (BUILDING << kind))
                 self.due.append((key, point, kind))

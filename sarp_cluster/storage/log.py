@@ -48,7 +48,10 @@ class LogStore:
         self._writing = asyncio.Lock()  # one write at a time; held across our own thread's work only
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._scheduled: asyncio.Task[None] | None = None
+        self._writes: set[asyncio.Task[None]] = set()
+        self._unsynced: set[int] = set()
+        self._closed = False
+        self._told = False
         self._failure: BaseException | None = None
         # Bound for the match path: one attribute lookup, one call.
         self.read_cached: Callable[[SegmentBatch], int] = self._tail.read_cached
@@ -95,7 +98,10 @@ class LogStore:
         self._schedule()
 
     def _check(self) -> None:
+        if self._closed and not self._writes:
+            raise StorageError("the log is closed")
         if self._failure is not None:
+            self._told = True
             raise StorageError(f"the log could not be written: {self._failure}") from self._failure
 
     # --- writing -----------------------------------------------------------------------------------------------------
@@ -107,13 +113,19 @@ class LogStore:
     def _write_soon(self) -> None:
         self._timer = None
         if self._failure is None:
-            self._scheduled = self._loop.create_task(self._write_quietly())
+            self._start_write(sync=False)
 
-    async def _write_quietly(self) -> None:
-        try:
-            await self._write(sync=False)
-        except StorageError:
-            pass  # kept in _failure: every later put, room, sync and close raises it
+    def _start_write(self, *, sync: bool) -> asyncio.Task[None]:
+        """Write in a task of its own: it goes on to its end when a caller who waits for it is cancelled."""
+        task = self._loop.create_task(self._write(sync=sync), name="sarp-log-write")
+        self._writes.add(task)
+        task.add_done_callback(self._written)
+        return task
+
+    def _written(self, task: asyncio.Task[None]) -> None:
+        self._writes.discard(task)
+        if not task.cancelled():
+            task.exception()  # kept in _failure: every later put, room and sync raises it
 
     async def _write(self, *, sync: bool) -> None:
         """Write what has gathered; `sync` makes it and all before it durable."""
@@ -130,6 +142,7 @@ class LogStore:
             self._tail.end_write()
 
     def _write_blocking(self, sealed: Sealed, sync: bool) -> dict[int, int]:
+        """In the writer thread, which alone touches `_descriptors` and `_unsynced` until `close`."""
         opened: dict[int, int] = {}
         for number, offset, data in sealed:
             if number not in self._descriptors:
@@ -137,31 +150,39 @@ class LogStore:
                 opened[number] = self._descriptors[number] = os.open(
                     self._directory / log_file_name(number), flags, mode=0o600
                 )
+            self._unsynced.add(number)
             done = 0
             while done < len(data):
                 done += os.pwrite(self._descriptors[number], data[done:], offset + done)
-        if sync:
-            # Every file that may have unsynced bytes; closed ones were synced before.
-            for descriptor in self._descriptors.values():
-                os.fdatasync(descriptor)
+        if sync and self._unsynced:
+            for number in self._unsynced:
+                os.fdatasync(self._descriptors[number])
             directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
             try:
-                os.fsync(directory)
+                os.fsync(directory)  # the names of new files
             finally:
                 os.close(directory)
+            self._unsynced.clear()
         return opened
 
     async def room(self) -> None:
         """Wait until what is not written yet is below its bound."""
         self._check()
         if self._tail.unwritten_bytes > limits.LOG_TAIL_BYTES_MAX:
-            await self._write(sync=False)
+            await self._write_now(sync=False)
 
     async def sync(self) -> None:
         """Make all that was put durable."""
-        await self._write(sync=True)
+        await self._write_now(sync=True)
 
-    # --- the rest -----------------------------------------------------------------------------------------------------
+    async def _write_now(self, *, sync: bool) -> None:
+        try:
+            await asyncio.shield(self._start_write(sync=sync))
+        except StorageError:
+            self._told = True
+            raise
+
+    # --- the rest ------------------------------------------------------------------------------------------------------
 
     def statistics(self) -> StoreStatistics:
         """Counters at this moment."""
@@ -169,16 +190,22 @@ class LogStore:
         return StoreStatistics(tail.bytes_appended, tail.live_bytes, tail.damaged, tail.calls)
 
     async def close(self) -> None:
-        """Write out and sync everything, and close the files."""
+        """Write out and sync everything, and close the files. Raises what a write failed with if nobody was told yet.
+
+        Closing again does nothing.
+        """
+        if self._closed:
+            return
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         try:
-            if self._scheduled is not None:
-                await self._scheduled
-            if self._failure is None:
+            if not self._told:
                 await self.sync()
         finally:
+            if self._writes:
+                await asyncio.wait(self._writes)
             for number in self._descriptors:
                 self._tail.set_descriptor(number, -1)
             await self._loop.run_in_executor(None, self._close_blocking)

@@ -3,6 +3,10 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from sarp_cluster.core.segment cimport SegmentBatch
 
 
+cdef enum:
+    FILES_MAX = 0x10000        # a place has 16 bits for the file
+
+
 cdef struct Chunk:
     uint32_t file
     uint64_t begin             # offset in the file
@@ -24,8 +28,7 @@ cdef class LogTail:
     cdef int chunks
     cdef int chunk_capacity
     cdef int sealed            # leading chunks that are being written
-    cdef int* descriptor       # by file; -1: not open
-    cdef uint32_t descriptors
+    cdef int descriptor[FILES_MAX]  # by file; -1: not open. Never moves: helper threads read it
     cdef readonly uint32_t file
     cdef readonly uint64_t offset
     cdef readonly uint64_t lsn
@@ -40,7 +43,4 @@ cdef class LogTail:
     cdef const uint8_t* in_memory(self, uint64_t place) noexcept nogil
     cdef int read(self, SegmentBatch batch, bint wait) except -1
     cdef int make_room_in_file(self, uint64_t size) except -1
-    cdef void read_ranges(self, ReadRange* ranges, int count, uint8_t* scratch, bint wait) noexcept nogil
-    cdef void read_whole(
-        self, int fd, uint8_t* to, uint64_t length, uint64_t offset, bint wait, ReadRange* ranges, int count
-    ) noexcept nogil
+    cdef int read_ranges(self, ReadRange* ranges, int count, uint8_t* scratch, bint wait) noexcept nogil

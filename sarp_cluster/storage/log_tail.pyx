@@ -12,7 +12,7 @@ are read by one call.
 
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.errno cimport EINTR, errno
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, qsort, realloc
 from libc.string cimport memcpy
 
@@ -102,6 +102,9 @@ cdef class LogTail:
     """The open end of the log, and the reading of segments from all of it. Owned by one thread, but for `read_wait`."""
 
     def __init__(self, uint64_t file_bytes_max, uint32_t incarnation, uint32_t file, uint64_t lsn):
+        cdef int i
+        for i in range(FILES_MAX):
+            self.descriptor[i] = -1
         self.file_bytes_max = file_bytes_max
         self.incarnation = incarnation
         self.file = file
@@ -113,7 +116,6 @@ cdef class LogTail:
         for i in range(self.chunks):
             free(self.chunk[i].data)
         free(self.chunk)
-        free(self.descriptor)
 
     # --- appending -----------------------------------------------------------------------------------------------------
 
@@ -248,18 +250,8 @@ cdef class LogTail:
         self.chunks -= self.sealed
         self.sealed = 0
 
-    def set_descriptor(self, uint32_t file, int descriptor):
-        """The open file to read log file `file` from."""
-        cdef void* memory
-        cdef uint32_t i
-        if file >= self.descriptors:
-            memory = realloc(self.descriptor, (file + 16) * sizeof(int))
-            if memory == NULL:
-                raise MemoryError("log files")
-            self.descriptor = <int*>memory
-            for i in range(self.descriptors, file + 16):
-                self.descriptor[i] = -1
-            self.descriptors = file + 16
+    def set_descriptor(self, uint16_t file, int descriptor):
+        """The open file to read log file `file` from; -1: none."""
         self.descriptor[file] = descriptor
 
     # --- reading ---------------------------------------------------------------------------------------------------------
@@ -289,7 +281,7 @@ cdef class LogTail:
         cdef const uint8_t** found
         cdef uint64_t total = 0, copied = 0, place
         cdef uint32_t length
-        cdef int count = 0, left = 0, i, j
+        cdef int count = 0, left = 0, calls, i, j
         cdef SegmentColumns* segment
         for i in range(batch.count):
             left += batch.item[i].state == TO_READ
@@ -350,20 +342,21 @@ cdef class LogTail:
                 if scratch == NULL:
                     raise MemoryError("read")
                 with nogil:
-                    self.read_ranges(ranges, count, scratch, wait)
+                    calls = self.read_ranges(ranges, count, scratch, wait)
+                self.calls += calls
                 for i in range(count):
                     if ranges[i].arrived:
                         found[2 * ranges[i].item + ranges[i].is_delta] = scratch + ranges[i].at
-                    elif wait:
-                        batch.item[ranges[i].item].state = DAMAGED
-                        self.damaged += 1
             left = 0
             for i in range(batch.count):
                 segment = &batch.item[i]
                 if segment.state != TO_READ:
                     continue
                 if found[2 * i] == NULL or (segment.delta and found[2 * i + 1] == NULL):
-                    left += 1
+                    if wait:  # it ends before the record does, or cannot be read
+                        segment.state = DAMAGED
+                        self.damaged += 1
+                    left += not wait
                     continue
                 if (
                     check_frame(found[2 * i], place_length(segment.image), place_file(segment.image),
@@ -382,12 +375,15 @@ cdef class LogTail:
             free(scratch)
             free(copy)
 
-    cdef void read_ranges(self, ReadRange* ranges, int count, uint8_t* scratch, bint wait) noexcept nogil:
-        """Read sorted ranges into the scratch buffer, neighbours by one call, and note which arrived whole."""
-        cdef int begin, end, i, fd
+    cdef int read_ranges(self, ReadRange* ranges, int count, uint8_t* scratch, bint wait) noexcept nogil:
+        """Read sorted ranges into the scratch buffer, neighbours by one call, and note which arrived whole.
+
+        Returns the number of read calls.
+        """
+        cdef int begin, end, step, fd
+        cdef int calls = 0
         cdef uint64_t offset, length
-        cdef ssize_t got
-        for i in range(2 if wait else 1):
+        for step in range(0 if wait else 1, 2):  # first tell the kernel all of it, where this thread may wait
             begin = 0
             while begin < count:
                 end = begin + 1
@@ -395,35 +391,37 @@ cdef class LogTail:
                     ranges[end].at - ranges[begin].at == place_offset(ranges[end].place) - place_offset(ranges[begin].place)
                 ):
                     end += 1
-                fd = self.descriptor[place_file(ranges[begin].place)] if (
-                    place_file(ranges[begin].place) < self.descriptors
-                ) else -1
+                fd = self.descriptor[place_file(ranges[begin].place)]
                 offset = place_offset(ranges[begin].place)
                 length = ranges[end - 1].at + place_length(ranges[end - 1].place) - ranges[begin].at
-                if fd >= 0 and wait and i == 0:
+                if fd >= 0 and step == 0:
                     sarp_will_need(fd, offset, length)
                 elif fd >= 0:
-                    self.read_whole(fd, scratch + ranges[begin].at, length, offset, wait, ranges + begin, end - begin)
+                    calls += read_whole(
+                        fd, scratch + ranges[begin].at, length, offset, wait, ranges + begin, end - begin
+                    )
                 begin = end
+        return calls
 
-    cdef void read_whole(
-        self, int fd, uint8_t* to, uint64_t length, uint64_t offset, bint wait, ReadRange* ranges, int count
-    ) noexcept nogil:
-        """One range, or several neighbours. A short read that may not wait leaves what did not arrive for later."""
-        cdef uint64_t done = 0
-        cdef ssize_t got
-        cdef int i
-        while done < length:
-            self.calls += 1
-            got = sarp_read(fd, to + done, length - done, offset + done, wait)
-            if got < 0 and errno == EINTR:
-                continue
-            if got <= 0:
-                break
-            done += got
-            if not wait:
-                break
-        for i in range(count):
-            ranges[i].arrived = (
-                place_offset(ranges[i].place) - offset + place_length(ranges[i].place) <= done
-            )
+
+cdef int read_whole(
+    int fd, uint8_t* to, uint64_t length, uint64_t offset, bint wait, ReadRange* ranges, int count
+) noexcept nogil:
+    """One range, or several neighbours. A short read that may not wait leaves what did not arrive for later."""
+    cdef uint64_t done = 0
+    cdef ssize_t got
+    cdef int calls = 0
+    cdef int i
+    while done < length:
+        calls += 1
+        got = sarp_read(fd, to + done, length - done, offset + done, wait)
+        if got < 0 and errno == EINTR:
+            continue
+        if got <= 0:
+            break
+        done += got
+        if not wait:
+            break
+    for i in range(count):
+        ranges[i].arrived = place_offset(ranges[i].place) - offset + place_length(ranges[i].place) <= done
+    return calls

@@ -4,11 +4,11 @@ from sarp_cluster.core.routing_directory import RoutingDirectory
 from sarp_cluster.core.segment import SegmentBatch
 from sarp_cluster.core.segment_table import SegmentTable
 
-def set_state(directory: RoutingDirectory, key: int, state: int) -> None:
-    """Set the state of the points behind an entry."""
+def set_state(directory: RoutingDirectory, key: int, point: int, state: int) -> None:
+    """Set the state of the points behind a point of an entry."""
 
-def probe(directory: RoutingDirectory, key: int) -> tuple[bool, int]:
-    """(is there a live posting under the key, state of the points behind it)."""
+def probe(directory: RoutingDirectory, key: int, point: int) -> tuple[bool, int]:
+    """(is there a live posting under the key, state of the points behind the point)."""
 
 def slots_after(
     directory: RoutingDirectory, key: int, high: int, low: int, slot: int, limit: int

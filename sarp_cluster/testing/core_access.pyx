@@ -10,17 +10,17 @@ from sarp_cluster.core.segment cimport SegmentBatch
 from sarp_cluster.core.segment_table cimport SegmentTable
 
 
-def set_state(RoutingDirectory directory, uint64_t key, int state):
-    """Set the state of the points behind an entry."""
-    if not 0 <= state < FIRST_SLOT:
-        raise ValueError(f"{state} is no state")
-    directory.set_state(key, state)
+def set_state(RoutingDirectory directory, uint64_t key, int point, int state):
+    """Set the state of the points behind a point of an entry."""
+    if not (0 <= state < 64 and 0 <= point < 64):
+        raise ValueError(f"{state} is no state of a point {point}")
+    directory.set_state(key, point, state)
 
 
-def probe(RoutingDirectory directory, uint64_t key):
-    """(is there a live posting under the key, state of the points behind it)."""
+def probe(RoutingDirectory directory, uint64_t key, int point):
+    """(is there a live posting under the key, state of the points behind the point)."""
     cdef int state
-    found = directory.probe(key, &state)
+    found = directory.probe(key, point, &state)
     return bool(found), state
 
 

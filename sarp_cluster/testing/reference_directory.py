@@ -46,7 +46,7 @@ class ReferenceDirectory:
     def __init__(self, layout: FilterLayout) -> None:
         self.layout = layout
         self.lists: dict[int, list[tuple[int, int]]] = {}
-        self.states: dict[int, int] = {}
+        self.states: dict[tuple[int, int], int] = {}
 
     def add(self, key: int, filter_value: int, slot: int) -> bool:
         """Register one posting; True if it is new."""
@@ -99,4 +99,4 @@ class ReferenceDirectory:
             for key, listed in self.lists.items()
             for value, slot in listed
         ]
-        return sorted(found + [(key, 0, 0, state) for key, state in self.states.items()])
+        return sorted(found + [(key, 0, 0, point << 6 | state) for (key, point), state in self.states.items()])

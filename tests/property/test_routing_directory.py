@@ -16,11 +16,12 @@ from sarp_cluster.core.routing_directory import RoutingDirectory
 from sarp_cluster.testing.core_access import probe, set_state, slots_after
 from sarp_cluster.testing.reference_directory import PAPER_LAYOUT, WIDE_LAYOUT, FilterLayout, ReferenceDirectory
 
-FIRST_SLOT, SLOT_MAX = 256, 2**31 - 257
+FIRST_SLOT, SLOT_MAX = 4096, 2**31 - 4097
 LOW_64 = 2**64 - 1
 ALL_BITS = 2**128 - 1
 
 KEYS = st.sampled_from([0, 1, 2**16, 2**48, 2**63, LOW_64])
+POINTS = (0, 16, 56, 63)
 SLOTS = st.integers(FIRST_SLOT, FIRST_SLOT + 5) | st.sampled_from([SLOT_MAX - 1, SLOT_MAX])
 
 
@@ -113,13 +114,13 @@ class DirectoryMachine(RuleBasedStateMachine):
             self.reference.discard(key, value, slot)
             assert self.directory.discard_posting(key, value >> 64, value & LOW_64, slot)
 
-    @rule(key=KEYS, shift=st.sampled_from([0, 2, 4]))
-    def advance_state(self, key: int, shift: int) -> None:
+    @rule(key=KEYS, point=st.sampled_from(POINTS), shift=st.sampled_from([0, 2, 4]))
+    def advance_state(self, key: int, point: int, shift: int) -> None:
         """As back-fills do: absent, building, published; never back."""
-        state = self.reference.states.get(key, 0)
+        state = self.reference.states.get((key, point), 0)
         state += (1 << shift) if (state >> shift) & 3 < 2 else 0
-        self.reference.states[key] = state
-        set_state(self.directory, key, state)
+        self.reference.states[key, point] = state
+        set_state(self.directory, key, point, state)
 
     @rule()
     def begin_merge(self) -> None:
@@ -168,7 +169,9 @@ class DirectoryMachine(RuleBasedStateMachine):
         assert self.directory.entries == len(self.reference.lists)
         assert self.directory.registrations == sum(map(len, self.reference.lists.values()))
         for key in (0, 1, 2**16, 2**48, 2**63, LOW_64, 5):
-            assert probe(self.directory, key) == (key in self.reference.lists, self.reference.states.get(key, 0))
+            for point in POINTS:
+                expected = (key in self.reference.lists, self.reference.states.get((key, point), 0))
+                assert probe(self.directory, key, point) == expected
 
 
 class PaperMachine(DirectoryMachine):
@@ -261,7 +264,7 @@ def test_a_list_that_was_discarded_and_merged_away_is_gone() -> None:
         directory.discard_posting(7, slot, 0, slot)
     assert directory.overlay_postings == 500  # removals
     assert directory.candidates(7, 300, 0) == []
-    assert probe(directory, 7) == (False, 0)
+    assert probe(directory, 7, 0) == (False, 0)
     directory.begin_merge()
     while directory.merge_step(100):
         directory.validate()

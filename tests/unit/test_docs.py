@@ -84,7 +84,7 @@ C: Final = [*A[:6], "c6", "c7"]
 W: Final = Worker("w")
 V: Final = Worker("v")
 BEING_BUILT, PUBLISHED = 1, 2
-HEADERS_END: Final = 256
+HEADERS_END: Final = 4096
 
 
 def chained(names: list[str]) -> bytes:

@@ -437,7 +437,6 @@ def test_syncs_at_once_all_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     run(test)
 
 
-@pytest.mark.xfail(strict=True, reason="a cancelled caller leaves the tail sealed: the next write raises")
 def test_a_cancelled_sync_harms_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Event(), threading.Event()
     pwrite = os.pwrite
@@ -594,7 +593,6 @@ def test_what_a_cut_file_lacks_is_damage(tmp_path: Path) -> None:
     run(test)
 
 
-@pytest.mark.xfail(strict=True, reason="a segment whose image and delta are both missing is counted twice")
 def test_a_segment_without_image_and_delta_counts_once(tmp_path: Path) -> None:
     async def test() -> None:
         async with opened(tmp_path) as store:

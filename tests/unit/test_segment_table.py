@@ -12,7 +12,7 @@ from sarp_cluster.errors import InvariantViolationError
 from sarp_cluster.testing.core_access import allocate, load, release, remove, store
 from sarp_cluster.testing.segments import make_unread_batch
 
-FIRST_SLOT = 256
+FIRST_SLOT = 4096
 SIZE = 4
 ROW_BYTES = 40
 PAGE_ROWS = 1024

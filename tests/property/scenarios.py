@@ -115,5 +115,6 @@ def full_size_configs() -> st.SearchStrategy[IndexConfig]:
         strategy=st.sampled_from(("wave", "stepwise")),
     )
 
+
 SECRET = bytes(range(32))
 """Of every index: with another one keys collide elsewhere, and a failure could not be repeated."""

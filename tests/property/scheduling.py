@@ -93,7 +93,7 @@ def _deliver(job: Future[T], waiter: asyncio.Future[T]) -> None:
 
 def reads_wait(index: Index, *, seed: int = 0, share: float = 1.0) -> AbstractContextManager[object]:
     """Meanwhile this share of the index's reads finds nothing that can be read without waiting for a helper thread."""
-    rng = random.Random(seed)  # noqa: S311  # not for secrets
+    rng = random.Random(seed)  # not for secrets
     read_cached: Callable[[Any], int] = index.store.read_cached
 
     def read_some(batch: Sized) -> int:

@@ -262,7 +262,7 @@ async def _until_held(task: asyncio.Task[None], schedule: Iterator[Delay]) -> bo
     loop = asyncio.get_running_loop()
     assert isinstance(loop, ScheduledLoop)
     loop.schedule = schedule
-    while not (task.done() or loop.held):  # noqa: ASYNC110  # no time passes: these are the turns of the loop
+    while not (task.done() or loop.held):  # no time passes: these are the turns of the loop
         await asyncio.sleep(0)
     loop.schedule = iter(())
     await asyncio.sleep(0)  # a job that the schedule was just asked about is held a turn later

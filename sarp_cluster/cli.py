@@ -22,6 +22,8 @@ from sarp_cluster.replay.traces import Trace, open_trace
 from sarp_cluster.types import HashProfile, Namespace, NamespaceSpec, PrefixIndex
 
 EXIT_ERROR: Final = 2
+REPLAY_SECRET: Final = b"a replay can be repeated exactly"
+"""Keys the block IDs of a replay's stores, which hold public traces: every run then has the same filters and keys."""
 EXIT_INTERRUPTED: Final = 130
 """128 + SIGINT, as shells count."""
 
@@ -43,7 +45,7 @@ async def open_shard_index(directory: Path, config: IndexConfig) -> OpenedIndex:
     """Our own index. Imported when needed: the library does not depend on the services beside it."""
     from shard.index import Index  # noqa: PLC0415
 
-    return await Index.open(directory, config)
+    return await Index.open(directory, config, secret=REPLAY_SECRET)
 
 
 def main(argv: Sequence[str] | None = None, *, open_index: OpenIndex = open_shard_index) -> int:

@@ -113,7 +113,7 @@ class LogStore:
     def _write_soon(self) -> None:
         self._timer = None
         if self._failure is None:
-            self._start_write(sync=False)
+            _ = self._start_write(sync=False)
 
     def _start_write(self, *, sync: bool) -> asyncio.Task[None]:
         """Write in a task of its own: it goes on to its end when a caller who waits for it is cancelled."""
@@ -182,7 +182,7 @@ class LogStore:
             self._told = True
             raise
 
-    # --- the rest ------------------------------------------------------------------------------------------------------
+    # --- the rest ----------------------------------------------------------------------------------------------------
 
     def statistics(self) -> StoreStatistics:
         """Counters at this moment."""

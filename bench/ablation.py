@@ -49,8 +49,10 @@ class Result:
         candidates = report.candidates
         return (
             f"| {self.trace} | {self.variant} | {report.hit_rate:.4%} | {loss:.5%} | {report.reads_mean:.3f} "
-            f"| {report.waves_mean:.4f} | {candidates.raw:.2f} / {candidates.filtered:.2f} / {candidates.retrieved:.3f} "
-            f"| {done.routing_entries:,} | {done.registrations:,} | {done.segments:,} | {done.block_entries / done.blocks:.3f} "
+            f"| {report.waves_mean:.4f} "
+            f"| {candidates.raw:.2f} / {candidates.filtered:.2f} / {candidates.retrieved:.3f} "
+            f"| {done.routing_entries:,} | {done.registrations:,} | {done.segments:,} "
+            f"| {done.block_entries / done.blocks:.3f} "
             f"| {pending.resident_bytes / done.blocks:.2f} / {done.resident_bytes / done.blocks:.2f} "
             f"| {done.live_disk_bytes / done.blocks:.1f} / {done.disk_bytes / done.blocks:.1f} "
             f"| {report.match_us.p50:.1f} | {report.insert_us.p50:.1f} |"

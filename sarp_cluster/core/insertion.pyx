@@ -67,10 +67,10 @@ cdef class Insertion:
         self.search.reset(first_window)
         self.search.retrieval_max = NO_CAP
         top = self.search.deepest(0, self.search.windows - 1)
+        self.low = max(0, min(top, first_window))
+        self.search.know(self.low)
         if top < 0:
-            self.low = 0
             return 0
-        self.low = min(top, first_window)
         return self.settle(self.search.start(top, self.low))
 
     def resume(self):
@@ -81,6 +81,7 @@ cdef class Insertion:
         """Where not even the lowest window verified, look one window further down."""
         while pending == 0 and self.low > 0 and self.search.verified <= self.low * self.search.parameters.segment_blocks:
             self.low -= 1
+            self.search.know(self.low)
             pending = self.search.start(self.low, self.low)
         return pending
 

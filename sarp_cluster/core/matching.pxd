@@ -1,7 +1,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from sarp_cluster.core.block_id cimport NamespaceKey
-from sarp_cluster.core.parameters cimport Parameters
+from sarp_cluster.core.query cimport Query
 from sarp_cluster.core.routing_directory cimport CandidateWalk, RoutingDirectory
 from sarp_cluster.core.routing_points cimport RoutingPoints
 from sarp_cluster.core.segment cimport SegmentBatch, SegmentColumns
@@ -25,22 +25,13 @@ cdef struct Home:
     int end
 
 
-cdef class Search:
-    cdef Parameters parameters
-    cdef RoutingDirectory directory
+cdef class Search(Query):
     cdef RoutingPoints points
     cdef SegmentTable table
     cdef readonly SegmentBatch batch
     cdef SegmentBatch previous     # what an earlier attempt of the same search has read
     cdef int previous_hint
 
-    # the query
-    cdef uint64_t* ids
-    cdef Py_ssize_t ids_capacity
-    cdef readonly int blocks       # of the query
-    cdef readonly int windows
-    cdef int base_window           # window of ids[0]
-    cdef uint32_t namespace_id
     cdef int retrieval_max
     cdef int homes_from            # windows from here on need their locations
 
@@ -72,10 +63,6 @@ cdef class Search:
     cdef readonly size_t directory_version
     cdef readonly size_t table_version
 
-    cdef int reserve(self, Py_ssize_t blocks) except -1
-    cdef int window_blocks(self, int window) noexcept nogil
-    cdef bint present(self, int window) noexcept nogil
-    cdef int deepest(self, int low, int high) noexcept nogil
     cdef int reset(self, int homes_from) except -1
     cdef int open_window(self, int top, int low) except -1
     cdef int open_entry(self, int blocks) except -1

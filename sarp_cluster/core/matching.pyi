@@ -2,18 +2,17 @@ from collections.abc import Iterable
 
 from sarp_cluster.core.block_id import NamespaceKey
 from sarp_cluster.core.parameters import SarpParameters
+from sarp_cluster.core.query import Query
 from sarp_cluster.core.routing_directory import RoutingDirectory
 from sarp_cluster.core.routing_points import RoutingPoints
 from sarp_cluster.core.segment import SegmentBatch
 from sarp_cluster.core.segment_table import SegmentTable
 
-class Search:
+class Search(Query):
     """One query's way through the index. Objects are reused: `load` and `begin` start anew and keep the buffers."""
 
     batch: SegmentBatch
     """Segments to be read; `previous` records are already filled in."""
-    blocks: int
-    windows: int
     verified: int
     reads: int
     waves: int

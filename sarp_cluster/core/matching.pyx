@@ -25,6 +25,7 @@ from libc.string cimport memcmp
 from sarp_cluster.core.block_id cimport NamespaceKey
 from sarp_cluster.core.candidate_filter cimport make_filter, match_bound
 from sarp_cluster.core.parameters cimport SarpParameters
+from sarp_cluster.core.query cimport Query
 from sarp_cluster.core.segment cimport DAMAGED, READ, TO_READ, SegmentColumns
 from sarp_cluster.core.segment_table cimport SegmentRow
 
@@ -33,7 +34,7 @@ cdef enum:
     CHAIN = 1                  # waiting for ancestors or origins of the chosen one
 
 
-cdef class Search:
+cdef class Search(Query):
     """One query's way through the index. Objects are reused: `reset` starts anew and keeps the buffers."""
 
     def __init__(self, SarpParameters parameters, RoutingDirectory directory, RoutingPoints points, SegmentTable table):
@@ -45,66 +46,7 @@ cdef class Search:
         self.previous = SegmentBatch()
 
     def __dealloc__(self):
-        free(self.ids)
         free(self.path)
-
-    # --- the query ---------------------------------------------------------------------------------------------------
-
-    cdef int reserve(self, Py_ssize_t blocks) except -1:
-        """Make room for the internal IDs of a query of `blocks` blocks; they are filled in by the caller."""
-        cdef void* memory
-        self.blocks = <int>blocks
-        self.windows = <int>((blocks + self.parameters.segment_blocks - 1) // self.parameters.segment_blocks)
-        if blocks > self.ids_capacity:
-            memory = realloc(self.ids, blocks * sizeof(uint64_t))
-            if memory == NULL:
-                raise MemoryError("search")
-            self.ids = <uint64_t*>memory
-            self.ids_capacity = blocks
-        if self.windows > self.path_capacity:
-            memory = realloc(self.path, self.windows * sizeof(int))
-            if memory == NULL:
-                raise MemoryError("search")
-            self.path = <int*>memory
-            self.path_capacity = self.windows
-        self.previous.clear()
-        self.batch.clear()
-        return 0
-
-    cdef int window_blocks(self, int window) noexcept nogil:
-        """Blocks of the query in a window."""
-        cdef int left = self.blocks - window * self.parameters.segment_blocks
-        return left if left < self.parameters.segment_blocks else self.parameters.segment_blocks
-
-    cdef bint present(self, int window) noexcept nogil:
-        cdef int state
-        return self.directory.probe(
-            self.ids[<Py_ssize_t>window * self.parameters.segment_blocks] & self.parameters.key_mask, 0, &state
-        )
-
-    cdef int deepest(self, int low, int high) noexcept nogil:
-        """The deepest window in [low, high] whose first key is present; low - 1 if none is.
-
-        Most queries extend what is there, so the search gallops back from the end.
-        """
-        cdef int absent = high + 1
-        cdef int found = low - 1
-        cdef int step = 1
-        cdef int window = high
-        while window >= low:
-            if self.present(window):
-                found = window
-                break
-            absent = window
-            window -= step
-            step *= 2
-        while absent - found > 1:
-            window = found + (absent - found) // 2
-            if self.present(window):
-                found = window
-            else:
-                absent = window
-        return found
 
     cdef int reset(self, int homes_from) except -1:
         """Forget the walk, keep the query and the records that were read."""
@@ -447,12 +389,16 @@ cdef class Search:
 
     cpdef load(self, bytes wire, NamespaceKey key, uint32_t namespace_id, int base_window):
         """Take the query: wire IDs as bytes, and the window of the first."""
-        cdef Py_ssize_t blocks = len(wire) // 8
-        self.reserve(blocks)
-        self.namespace_id = namespace_id
-        self.base_window = base_window
-        if blocks:
-            key.permute_many(<const uint64_t*><const char*>wire, self.ids, blocks)
+        cdef void* memory
+        self.take(wire, key, namespace_id, base_window)
+        if self.windows > self.path_capacity:
+            memory = realloc(self.path, self.windows * sizeof(int))
+            if memory == NULL:
+                raise MemoryError("search")
+            self.path = <int*>memory
+            self.path_capacity = self.windows
+        self.previous.clear()
+        self.batch.clear()
 
     def begin(self, bint stepwise, int homes_from=0, retrieval_max=None):
         """Search for the longest prefix. Returns how many segments of `batch` are to be read; 0: done."""
@@ -461,6 +407,7 @@ cdef class Search:
         self.retrieval_max = self.parameters.retrieval_max if retrieval_max is None else retrieval_max
         if self.windows == 0:
             return 0
+        self.know(0)
         if stepwise:
             self.stepwise = True
             return self.start(0, 0)
@@ -473,7 +420,8 @@ cdef class Search:
 
     def load_segments(self, slots):
         """List these segments for reading, outside of any query; for background work and checks."""
-        self.reserve(0)
+        self.previous.clear()
+        self.batch.clear()
         self.reset(0)
         for slot in slots:
             self.add(slot)
@@ -483,6 +431,7 @@ cdef class Search:
         cdef int top
         if self.windows == 0:
             return 0, 0
+        self.know(0)
         top = self.deepest(0, self.windows - 1)
         if top < 0:
             return 0, 0

@@ -175,10 +175,12 @@ cdef class Search(Query):
                 if bound or self.rank() == 0:
                     break
             if bound == 0:
+                if self.candidate[self.candidate_next].bound <= best:
+                    # So are those ranked with it. Others that the walk can still yield may be longer.
+                    self.candidate_next = self.candidates
+                    continue
                 bound = self.candidate[self.candidate_next].bound
                 open_tie = self.candidate[self.candidate_next].open
-                if bound <= best:
-                    break
             elif not (open_tie and self.candidate[self.candidate_next].open):
                 break
             item = self.add(self.candidate[self.candidate_next].slot)

@@ -41,7 +41,7 @@ async def grow(inserts: int, shared: bytes, directory: Path) -> tuple[np.ndarray
         ids = shared + rng.randbytes(8)
         cpu = thread_time_ns()
         begin = perf_counter_ns()
-        await index.insert(namespace, ids, worker=worker)
+        await index.insert(namespace, ids, worker=worker, durable=False)
         times[number] = perf_counter_ns() - begin
         longest_cpu = max(longest_cpu, thread_time_ns() - cpu)
         if number % SLICE == 0:

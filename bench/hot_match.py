@@ -167,7 +167,7 @@ class IndexContestant:
         return self._index.match(self._namespace, ids)
 
     def insert(self, ids: bytes, worker: int, first: int) -> Coroutine[object, object, InsertResult]:
-        return self._index.insert(self._namespace, ids, worker=self._workers[worker], first=first)
+        return self._index.insert(self._namespace, ids, worker=self._workers[worker], first=first, durable=False)
 
 
 AnyContestant = Contestant | IndexContestant

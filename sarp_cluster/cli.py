@@ -135,6 +135,7 @@ async def replay_in(
             progress=progress,
             with_oracle=arguments.oracle,
             with_candidates=arguments.candidates,
+            durable=arguments.durable,
         )
     finally:
         await index.close()

@@ -9,6 +9,8 @@ SarpError
 │   └── StaleGenerationError   the worker's generation is older than the one known
 ├── ConflictError              the index changed each time an insert was about to commit: try again
 ├── StorageError               the segment store
+│   ├── StoreFullError         no space: nothing new is taken until there is some again, matches go on
+│   ├── StorePoisonedError     a write or sync failed: nothing is acknowledged any more, the process has to end
 │   └── CorruptRecordError     a record that does not verify (file, offset, reason)
 ├── TraceError                 a trace file that cannot be read
 └── InvariantViolationError    a bug: the node stops
@@ -65,6 +67,19 @@ class ConflictError(SarpError):
 
 class StorageError(SarpError):
     """The segment store failed."""
+
+
+class StoreFullError(StorageError):
+    """The disk is full. Nothing new is taken; the store goes on by itself once there is space. Matches go on."""
+
+    code = "disk_full"
+
+
+class StorePoisonedError(StorageError):
+    """A write or a sync failed, and what the kernel still holds is not known.
+
+    Nothing is acknowledged any more and nothing is tried again: end the process and recover from the disk.
+    """
 
 
 class CorruptRecordError(StorageError):

@@ -135,6 +135,8 @@ class InsertResult(NamedTuple):
     segments_written: int
     reads: int
     waves: int
+    durable: bool = False
+    """True: synced to the disk before this answer. False (by the caller's choice): it will be, soon."""
 
 
 class CandidateCounts(NamedTuple):
@@ -209,6 +211,7 @@ class PrefixIndex(Protocol):
         offset: int = 0,
         seq: int | None = None,
         handle: int | None = None,
+        durable: bool = True,
     ) -> InsertResult:
         """`worker` newly holds the blocks at positions [first, offset + len(block_ids) / 8) of this sequence."""
 

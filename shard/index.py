@@ -96,6 +96,7 @@ class Index:
         offset: int = 0,
         seq: int | None = None,
         handle: int | None = None,
+        durable: bool = True,
     ) -> InsertResult:
         """`worker` newly holds the blocks at positions [first, end) of the sequence on `tier`.
 
@@ -103,7 +104,8 @@ class Index:
         least one segment before `first` whose prefix is in the index (else UnknownPrefixError). Ancestors that are
         missing are inserted without locations. A `generation` newer than the worker's ends everything it held before;
         an older one is refused. With `seq`, a change that was applied before is not applied again. `handle` is kept and
-        given back with the blocks.
+        given back with the blocks. `durable`: answer only once the change is synced to the disk; otherwise that follows
+        within about a tenth of a second, and the answer says which it was.
         """
         result = await insert_path.insert(
             self.state,
@@ -116,6 +118,7 @@ class Index:
             offset=offset,
             seq=seq,
             handle=handle,
+            durable=durable,
         )
         if self.state.points.due or self.background.due:
             self._wake.set()
@@ -132,6 +135,7 @@ class Index:
         first: int = 0,
         last: int | None = None,
         seq: int | None = None,
+        durable: bool = True,
     ) -> int:
         """`worker` no longer holds positions [first, last) of the sequence on `tier` (None: on any).
 
@@ -147,11 +151,12 @@ class Index:
             first=first,
             last=last,
             seq=seq,
+            durable=durable,
         )
 
     async def clear_worker(self, worker: Worker, *, generation: int) -> None:
         """The worker's cache is in `generation` now: everything older of it is dead at once."""
-        insert_path.clear_worker(self.state, check_worker(worker), generation)
+        await insert_path.clear_worker(self.state, check_worker(worker), generation)
 
     def count_candidates(self, namespace: Namespace, block_ids: bytes) -> CandidateCounts:
         """What routing and filtering leave to retrieve for this query; reads nothing, changes nothing."""

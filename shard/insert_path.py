@@ -31,6 +31,7 @@ async def insert(
     offset: int,
     seq: int | None,
     handle: int | None,
+    durable: bool,
 ) -> InsertResult:
     """See shard.index.Index.insert."""
     size = state.config.segment_blocks
@@ -56,7 +57,7 @@ async def insert(
     else:
         result = REPEATED
     state.idle_insertions.append(insertion)
-    return result
+    return result._replace(durable=True) if durable and await _make_durable(state) else result
 
 
 async def remove(
@@ -70,6 +71,7 @@ async def remove(
     first: int,
     last: int | None,
     seq: int | None,
+    durable: bool,
 ) -> int:
     """See shard.index.Index.remove."""
     size = state.config.segment_blocks
@@ -90,13 +92,26 @@ async def remove(
         changed = insertion.plan_removal(index, generation, tier_number)
         _apply(state, insertion, index, seq)
     state.idle_insertions.append(insertion)
+    if durable:
+        await _make_durable(state)
     return changed
 
 
-def clear_worker(state: IndexState, worker: Worker, generation: int) -> None:
+async def clear_worker(state: IndexState, worker: Worker, generation: int) -> None:
     """See shard.index.Index.clear_worker."""
     _check_change(state, worker, generation, None)
     _enter_worker(state, worker, generation)
+    await _make_durable(state)
+
+
+async def _make_durable(state: IndexState) -> bool:
+    """Wait until all that was put so far is durable: the changes acknowledged, and what they were based on.
+
+    Also where nothing was put: a repetition must not be acknowledged before what it repeats.
+    """
+    if state.store.durable_lsn < state.store.lsn:
+        await state.store.sync()
+    return True
 
 
 async def _search(state: IndexState, insertion: Insertion) -> None:

@@ -74,6 +74,12 @@ def _add_run_arguments(group: argparse._ArgumentGroup) -> None:
         help="serving instances that hold the blocks; session i stays with instance i mod N (default: %(default)s)",
     )
     group.add_argument(
+        "--durable",
+        action="store_true",
+        help="wait for each insert to be synced to the disk before the next request of its session; with several in "
+        "flight, inserts share syncs (default: synced in the background)",
+    )
+    group.add_argument(
         "--no-oracle",
         dest="oracle",
         action="store_false",

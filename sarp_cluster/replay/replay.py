@@ -33,6 +33,7 @@ async def replay_trace(
     progress: Progress | None = None,
     with_oracle: bool = True,
     with_candidates: bool = True,
+    durable: bool = False,
 ) -> ReplayReport:
     """Replay the first `limit` requests (None: all) of `trace`; `namespace` must be empty at the start.
 
@@ -44,6 +45,7 @@ async def replay_trace(
     match returns and counts inserts that have begun: an upper bound, so that loss may include what was not yet
     answered. `with_candidates` asks the index for candidate counts before each match. Both happen outside the measured
     time; with several in flight they compete with other requests for the loop: leave them out to measure speed.
+    `durable` waits for each insert's sync; otherwise the index syncs in the background.
 
     Raises InvariantViolationError if a match is longer than the exact one, BadRequestError for an argument out of range
     or a namespace of another block size, and what the index raises.
@@ -66,6 +68,7 @@ async def replay_trace(
         progress=progress,
         oracle=PrefixOracle() if with_oracle else None,
         with_candidates=with_candidates,
+        durable=durable,
     )
     requests = trace.requests(namespace.block_ids, limit=limit)
     began = perf_counter_ns()
@@ -116,6 +119,7 @@ class _Replay:
     progress: Progress | None
     oracle: PrefixOracle | None
     with_candidates: bool
+    durable: bool
     changes: Counter[Worker] = field(default_factory=Counter)
     """Changes sent for each worker: the last seq."""
     tally: _Tally = field(default_factory=_Tally)
@@ -206,7 +210,13 @@ class _Replay:
                 seq = self.changes[worker]
             began = perf_counter_ns()
             inserted = await self.index.insert(
-                self.namespace, request.sequence, worker=worker, tier=Tier.GPU, first=request.first, seq=seq
+                self.namespace,
+                request.sequence,
+                worker=worker,
+                tier=Tier.GPU,
+                first=request.first,
+                seq=seq,
+                durable=self.durable,
             )
             self.tally.insert_ns.append(perf_counter_ns() - began)
             invariant(inserted.applied, "an insert with a new seq was taken for a repetition", worker=worker, seq=seq)

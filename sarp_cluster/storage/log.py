@@ -7,6 +7,7 @@ what has gathered, at the latest WRITE_DELAY_MS after the first byte, and syncs 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import struct
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from typing import Final
 
 from sarp_cluster import limits
 from sarp_cluster.core.segment import SegmentBatch
-from sarp_cluster.errors import StorageError
+from sarp_cluster.errors import StorageError, StoreFullError, StorePoisonedError
 from sarp_cluster.storage.log_tail import LogTail
 from sarp_cluster.storage.record import RecordType
 from sarp_cluster.storage.segment_store import StoreStatistics
@@ -24,7 +25,17 @@ from sarp_cluster.storage.segment_store import StoreStatistics
 WRITE_DELAY_MS: Final = 5
 """Appended bytes wait at most so long in memory before they are written to their file."""
 
+RELAXED_SYNC_MS: Final = 100
+"""What was put without waiting for a sync is synced after at most about so long."""
+
+FULL_RETRY_MS: Final = 500
+"""How often a full store looks whether there is space again."""
+
 Sealed = list[tuple[int, int, memoryview]]
+
+
+class NoSpaceError(OSError):
+    """A write did not fit. Unlike a failed sync it may be repeated: nothing was promised yet."""
 
 
 def log_file_name(number: int) -> str:
@@ -42,17 +53,23 @@ class LogStore:
 
     def __init__(self, directory: Path, file_bytes_max: int) -> None:
         self._directory = directory
+        self._loop = asyncio.get_running_loop()
         self._tail = LogTail(file_bytes_max, incarnation=1, file=1, lsn=0)
         self._descriptors: dict[int, int] = {}
         self._writer = ThreadPoolExecutor(1, "sarp-log-writer")
         self._writing = asyncio.Lock()  # one write at a time; held across our own thread's work only
-        self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._writes: set[asyncio.Task[None]] = set()
         self._unsynced: set[int] = set()
         self._closed = False
         self._told = False
-        self._failure: BaseException | None = None
+        self._failure: OSError | None = None
+        self._full: OSError | None = None
+        self._sealed: Sealed | None = None
+        self._sealed_lsn = 0
+        self._durable_lsn = 0
+        self._synced_at = self._loop.time()
+        self._next_sync: asyncio.Task[None] | None = None
         # Bound for the match path: one attribute lookup, one call.
         self.read_cached: Callable[[SegmentBatch], int] = self._tail.read_cached
         self.read_wait: Callable[[SegmentBatch], None] = self._tail.read_wait
@@ -98,13 +115,28 @@ class LogStore:
         self._schedule()
 
     def _check(self) -> None:
+        """Raise if nothing can be put any more, or not now."""
         if self._closed and not self._writes:
             raise StorageError("the log is closed")
         if self._failure is not None:
             self._told = True
-            raise StorageError(f"the log could not be written: {self._failure}") from self._failure
+            raise StorePoisonedError(
+                f"the log could not be written: {self._failure}; end this process and recover from the disk"
+            ) from self._failure
+        if self._full is not None:
+            raise StoreFullError(f"{self._directory}: {self._full.strerror}; inserts go on once there is space")
 
     # --- writing -----------------------------------------------------------------------------------------------------
+
+    @property
+    def lsn(self) -> int:
+        """LSN of the last record put."""
+        return self._tail.lsn
+
+    @property
+    def durable_lsn(self) -> int:
+        """LSN through which all records are durable."""
+        return self._durable_lsn
 
     def _schedule(self) -> None:
         if self._timer is None:
@@ -113,7 +145,15 @@ class LogStore:
     def _write_soon(self) -> None:
         self._timer = None
         if self._failure is None:
-            _ = self._start_write(sync=False)
+            _ = self._start_write(sync=self._tail.lsn > self._durable_lsn and self._sync_due())
+
+    def _sync_due(self) -> bool:
+        """Has something put in relaxed mode waited its time?"""
+        now = self._loop.time()
+        if now - self._synced_at < RELAXED_SYNC_MS / 1000:
+            self._schedule()
+            return False
+        return True
 
     def _start_write(self, *, sync: bool) -> asyncio.Task[None]:
         """Write in a task of its own: it goes on to its end when a caller who waits for it is cancelled."""
@@ -125,35 +165,60 @@ class LogStore:
     def _written(self, task: asyncio.Task[None]) -> None:
         self._writes.discard(task)
         if not task.cancelled():
-            task.exception()  # kept in _failure: every later put, room and sync raises it
+            task.exception()  # kept in _failure or _full: every later put, room and sync raises it
 
     async def _write(self, *, sync: bool) -> None:
         """Write what has gathered; `sync` makes it and all before it durable."""
         async with self._writing:
-            self._check()
-            sealed = self._tail.begin_write()
+            if sync:
+                self._next_sync = None  # who comes from now on may have put more than this one will cover
+            if self._failure is not None:
+                self._check()
+            if self._sealed is None:
+                self._sealed = self._tail.begin_write()
+                self._sealed_lsn = self._tail.lsn
             try:
-                opened = await self._loop.run_in_executor(self._writer, self._write_blocking, sealed, sync)
+                opened = await self._loop.run_in_executor(self._writer, self._write_blocking, self._sealed, sync)
+            except NoSpaceError as error:
+                # What was sealed stays where it is and is written again, at the same place, once there is space.
+                self._full = error
+                self._retry_when_full()
+                raise StoreFullError(f"{self._directory}: {error.strerror}") from error
             except OSError as error:
-                self._failure = error
-                raise StorageError(f"the log could not be written: {error}") from error
+                self._failure = error  # never tried again: the kernel may have dropped what it could not write
+                raise StorePoisonedError(f"the log could not be written: {error}") from error
             for number, descriptor in opened.items():
                 self._tail.set_descriptor(number, descriptor)
             self._tail.end_write()
+            self._sealed = None
+            self._full = None
+            if sync:
+                self._durable_lsn = self._sealed_lsn
+                self._synced_at = self._loop.time()
+
+    def _retry_when_full(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(FULL_RETRY_MS / 1000, self._write_soon)
 
     def _write_blocking(self, sealed: Sealed, sync: bool) -> dict[int, int]:
-        """In the writer thread, which alone touches `_descriptors` and `_unsynced` until `close`."""
-        opened: dict[int, int] = {}
-        for number, offset, data in sealed:
-            if number not in self._descriptors:
-                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                opened[number] = self._descriptors[number] = os.open(
-                    self._directory / log_file_name(number), flags, mode=0o600
-                )
-            self._unsynced.add(number)
-            done = 0
-            while done < len(data):
-                done += os.pwrite(self._descriptors[number], data[done:], offset + done)
+        """In the writer thread, which alone touches `_descriptors` and `_unsynced` until `close`.
+
+        Files that were opened are returned even if a later step of the same call has to be repeated.
+        """
+        try:
+            for number, offset, data in sealed:
+                if number not in self._descriptors:
+                    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                    self._descriptors[number] = os.open(self._directory / log_file_name(number), flags, mode=0o600)
+                self._unsynced.add(number)
+                done = 0
+                while done < len(data):
+                    done += os.pwrite(self._descriptors[number], data[done:], offset + done)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise NoSpaceError(error.errno, error.strerror) from error
+            raise
         if sync and self._unsynced:
             for number in self._unsynced:
                 os.fdatasync(self._descriptors[number])
@@ -163,22 +228,27 @@ class LogStore:
             finally:
                 os.close(directory)
             self._unsynced.clear()
-        return opened
+        return {number: self._descriptors[number] for number, _, _ in sealed}
 
     async def room(self) -> None:
         """Wait until what is not written yet is below its bound."""
         self._check()
         if self._tail.unwritten_bytes > limits.LOG_TAIL_BYTES_MAX:
-            await self._write_now(sync=False)
+            await self._told_of(self._start_write(sync=False))
 
     async def sync(self) -> None:
-        """Make all that was put durable."""
-        await self._write_now(sync=True)
+        """Make all that was put durable.
 
-    async def _write_now(self, *, sync: bool) -> None:
+        Group commit: callers who come while a sync runs share the next one, which covers what each of them has put.
+        """
+        if self._next_sync is None:
+            self._next_sync = self._start_write(sync=True)
+        await self._told_of(self._next_sync)
+
+    async def _told_of(self, write: asyncio.Task[None]) -> None:
         try:
-            await asyncio.shield(self._start_write(sync=sync))
-        except StorageError:
+            await asyncio.shield(write)
+        except StorePoisonedError:
             self._told = True
             raise
 

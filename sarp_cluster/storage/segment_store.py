@@ -52,7 +52,15 @@ class SegmentStore(Protocol):
         """Wait until more may be put: what is not written yet is bounded."""
 
     async def sync(self) -> None:
-        """Make all that was put durable."""
+        """Make all that was put durable. Raises StorePoisonedError, StoreFullError."""
+
+    @property
+    def lsn(self) -> int:
+        """LSN of the last record put."""
+
+    @property
+    def durable_lsn(self) -> int:
+        """LSN through which all records are durable."""
 
     def statistics(self) -> StoreStatistics:
         """Counters at this moment."""

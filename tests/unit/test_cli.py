@@ -84,6 +84,7 @@ class MemoryIndex:
         offset: int = 0,
         seq: int | None = None,
         handle: int | None = None,
+        durable: bool = True,
     ) -> InsertResult:
         return InsertResult(True, self.oracle.insert(block_ids), 1, 0, 0)
 

@@ -26,7 +26,7 @@ class AwaitedDict:
         rows = [SimpleNamespace(instance_id=f"{worker:04}", gpu=blocks) for worker, blocks in workers]
         return cast(MatchResult, SimpleNamespace(matched_blocks=matched, workers=rows))
 
-    async def insert(self, namespace: object, ids: bytes, *, worker: Worker, first: int) -> None:
+    async def insert(self, namespace: object, ids: bytes, *, worker: Worker, first: int, durable: bool) -> None:
         await asyncio.sleep(0)
         self._index.insert(ids, int(worker.instance_id), first)
 

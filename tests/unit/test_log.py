@@ -16,7 +16,7 @@ from typing_extensions import Buffer
 
 from sarp_cluster import limits
 from sarp_cluster.core.segment import SegmentBatch
-from sarp_cluster.errors import InvariantViolationError, StorageError
+from sarp_cluster.errors import InvariantViolationError, StorageError, StoreFullError
 from sarp_cluster.storage.log import LogStore, log_file_name
 from sarp_cluster.storage.record import RecordType, read_frame
 from sarp_cluster.testing.segments import make_batch, make_unread_batch, unpack_place
@@ -473,19 +473,23 @@ def no_space(*_: object) -> int:
     raise OSError(28, "No space left on device")
 
 
+def input_output_error(*_: object) -> int:
+    raise OSError(5, "Input/output error")
+
+
 async def assert_refuses_everything(store: LogStore) -> None:
     disk_bytes = store.statistics().disk_bytes
-    with pytest.raises(StorageError, match="No space left"):
+    with pytest.raises(StorageError, match="Input/output error"):
         put(store, segment(300))
-    with pytest.raises(StorageError, match="No space left"):
+    with pytest.raises(StorageError, match="Input/output error"):
         store.put_worker(1, "w", 0)
-    with pytest.raises(StorageError, match="No space left"):
+    with pytest.raises(StorageError, match="Input/output error"):
         store.put_worker_mark(1, 1, 1)
-    with pytest.raises(StorageError, match="No space left"):
+    with pytest.raises(StorageError, match="Input/output error"):
         store.put_namespace(1, ("t", "m", "", "", "xxh3"), 16)
-    with pytest.raises(StorageError, match="No space left"):
+    with pytest.raises(StorageError, match="Input/output error"):
         await store.room()
-    with pytest.raises(StorageError, match="No space left"):
+    with pytest.raises(StorageError, match="Input/output error"):
         await store.sync()
     assert store.statistics().disk_bytes == disk_bytes
 
@@ -498,8 +502,8 @@ def test_a_failed_call_is_told_and_ends_all_writing(tmp_path: Path, monkeypatch:
             await store.sync()
             placed_later = put(store, segment(257))
             with monkeypatch.context() as patch:
-                patch.setattr(os, call, no_space)
-                with pytest.raises(StorageError, match="No space left"):
+                patch.setattr(os, call, input_output_error)
+                with pytest.raises(StorageError, match="Input/output error"):
                     await store.sync()
             # The disk works again, but an fsync that failed once is not to be trusted a second time.
             await assert_refuses_everything(store)
@@ -518,16 +522,51 @@ def test_a_write_that_fails_in_the_background_is_told_to_the_next_caller(
 
     def fail(*_: object) -> int:
         failed.set()
-        return no_space()
+        return input_output_error()
 
     async def test() -> None:
         async with opened(tmp_path) as store:
             monkeypatch.setattr(os, "pwrite", fail)
             put(store, segment(256))
             await asyncio.to_thread(failed.wait)
-            with pytest.raises(StorageError, match="No space left"):
+            with pytest.raises(StorageError, match="Input/output error"):
                 await store.sync()
             await assert_refuses_everything(store)
+
+    run(test)
+
+
+def test_a_full_disk_refuses_what_is_new_and_goes_on_when_there_is_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        monkeypatch.setattr("sarp_cluster.storage.log.FULL_RETRY_MS", 1)
+        async with opened(tmp_path) as store:
+            placed = put(store, segment(4096))
+            await store.sync()
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "pwrite", no_space)
+                placed_later = put(store, segment(4097))
+                with pytest.raises(StoreFullError, match="No space left"):
+                    await store.sync()
+                with pytest.raises(StoreFullError):
+                    put(store, segment(4098))
+                # Nothing that was taken is lost, and all of it can be read meanwhile.
+                batch = make_unread_batch(placed + placed_later)
+                if store.read_cached(batch):
+                    store.read_wait(batch)
+                assert_read(batch, placed + placed_later)
+                assert store.durable_lsn < store.lsn
+            async with asyncio.timeout(10):
+                while True:
+                    try:
+                        put(store, segment(4098))
+                    except StoreFullError:
+                        await asyncio.sleep(0.001)
+                    else:
+                        break
+            await store.sync()
+            assert store.durable_lsn == store.lsn
 
     run(test)
 

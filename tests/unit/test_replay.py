@@ -115,6 +115,7 @@ class ExactIndex:
         offset: int = 0,
         seq: int | None = None,
         handle: int | None = None,
+        durable: bool = True,
     ) -> InsertResult:
         assert 0 <= first < len(block_ids) // 8
         self.insertions.append(Insertion(block_ids=block_ids, worker=worker, tier=tier, first=first, seq=seq))

@@ -233,10 +233,12 @@ cdef class Search:
                 if bound or self.rank() == 0:
                     break
             if bound == 0:
+                if self.candidate[self.candidate_next].bound <= best:
+                    # They end too early. What the walk yields next may go further, unless its own bound is reached.
+                    self.candidate_next = self.candidates
+                    continue
                 bound = self.candidate[self.candidate_next].bound
                 open_tie = self.candidate[self.candidate_next].open
-                if bound <= best:
-                    break
             elif not (open_tie and self.candidate[self.candidate_next].open):
                 break
             item = self.add(self.candidate[self.candidate_next].slot)

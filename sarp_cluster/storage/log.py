@@ -98,8 +98,11 @@ class LogStore:
         self._schedule()
 
     def _check(self) -> None:
-        if self._closed and not self._writes:
+        if self._closed:
             raise StorageError("the log is closed")
+        self._check_failure()
+
+    def _check_failure(self) -> None:
         if self._failure is not None:
             self._told = True
             raise StorageError(f"the log could not be written: {self._failure}") from self._failure
@@ -130,7 +133,7 @@ class LogStore:
     async def _write(self, *, sync: bool) -> None:
         """Write what has gathered; `sync` makes it and all before it durable."""
         async with self._writing:
-            self._check()
+            self._check_failure()
             sealed = self._tail.begin_write()
             try:
                 opened = await self._loop.run_in_executor(self._writer, self._write_blocking, sealed, sync)
@@ -173,6 +176,7 @@ class LogStore:
 
     async def sync(self) -> None:
         """Make all that was put durable."""
+        self._check()
         await self._write_now(sync=True)
 
     async def _write_now(self, *, sync: bool) -> None:
@@ -202,7 +206,7 @@ class LogStore:
             self._timer = None
         try:
             if not self._told:
-                await self.sync()
+                await self._write_now(sync=True)
         finally:
             if self._writes:
                 await asyncio.wait(self._writes)

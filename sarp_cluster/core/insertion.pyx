@@ -172,6 +172,8 @@ cdef class Insertion:
         for write in range(self.writes.count - 1, -1, -1):
             if self.writes.item[write].slot == segment.slot:
                 return write
+            if self.writes.item[write].window != segment.window:
+                break  # writes are planned window by window
         self.writes.reserve_runs(segment.runs_count + 1)
         write = self.writes.append()
         self.writes.item[write] = segment[0]

@@ -225,7 +225,7 @@ cdef class Insertion:
         cdef bint placed = False
         for r in range(segment.runs_count):
             run = runs[r]
-            if run.generation != self.workers.state[run.worker].generation:
+            if not self.workers.alive(run.worker, run.generation):
                 continue
             if run.worker == location.worker and run.tier == location.tier:
                 if run.has_handle == location.has_handle and run.handle == location.handle:
@@ -270,7 +270,7 @@ cdef class Insertion:
             run = runs[r]
             if run.worker == location.worker and (location.tier < 0 or run.tier == location.tier):
                 run.mask &= ~mask
-            if run.mask and run.generation == self.workers.state[run.worker].generation:
+            if run.mask and self.workers.alive(run.worker, run.generation):
                 runs[kept] = run
                 kept += 1
         segment.runs_count = kept

@@ -8,6 +8,9 @@ from typing import Literal
 from sarp_cluster import limits
 from sarp_cluster.errors import BadRequestError
 
+COUNT_MAX = 2**31 - 1
+"""Thresholds are below: the core counts in 32 bits, and its highest number stands for none."""
+
 Strategy = Literal["wave", "stepwise"]
 
 
@@ -61,14 +64,22 @@ class IndexConfig:
         _require(
             r >= 1 and s % r == 0 and s // r >= 2, "base_points", f"{r} does not divide {s} into intervals of 2 or more"
         )
-        _require(self.refinement_threshold >= 1, "refinement_threshold", "must be at least 1")
-        _require(self.pruning_threshold >= 1, "pruning_threshold", "must be at least 1 (prune=False keeps every point)")
-        _require(self.retrieval_max is None or self.retrieval_max >= 1, "retrieval_max", "must be at least 1, or None")
+        _require(1 <= self.refinement_threshold < COUNT_MAX, "refinement_threshold", f"must be 1 to {COUNT_MAX - 1}")
+        _require(
+            1 <= self.pruning_threshold < COUNT_MAX,
+            "pruning_threshold",
+            f"must be 1 to {COUNT_MAX - 1} (prune=False keeps every point)",
+        )
+        _require(
+            self.retrieval_max is None or 1 <= self.retrieval_max < COUNT_MAX,
+            "retrieval_max",
+            f"must be 1 to {COUNT_MAX - 1}, or None",
+        )
         _require(self.filter_bits in (64, 128), "filter_bits", f"{self.filter_bits} is not 64 or 128")
         _require(self.filter_first_bits in (8, 16, 24, 32), "filter_first_bits", "must be 8, 16, 24 or 32")
         if self.filter_bits == 64:
             object.__setattr__(self, "filter_first_bits", 8)  # the paper's layout
-        _require(self.stride >= 1, "filter_stride", "must be at least 1")
+        _require(1 <= self.stride <= s, "filter_stride", f"must be 1 to the blocks of a segment ({s})")
         _require(self.strategy in ("wave", "stepwise"), "strategy", f'{self.strategy!r} is not "wave" or "stepwise"')
         _require(1 <= self.routing_key_bits <= 48, "routing_key_bits", "must be 1 to 48")
         _require(1 <= self.filter_field_bits <= 8, "filter_field_bits", "must be 1 to 8")

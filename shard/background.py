@@ -25,6 +25,9 @@ class Background:
         self._state = state
         self._queue: deque[Backfill] = deque()
         self._fold_hand = 0
+        self._round_folded = True  # the first round may begin anywhere
+        self._unfoldable_at = -1
+        """Version of the segment table of which a whole round could fold nothing: what is left is damaged."""
         self._stepping = asyncio.Lock()  # two steps of one back-fill must not overlap; held across our own reads only
         self.damaged = 0
         """Segments that a back-fill had to leave out because they could not be read."""
@@ -38,13 +41,11 @@ class Background:
     def due(self) -> bool:
         """Is there anything to do?"""
         state = self._state
-        return bool(
-            self._queue
-            or state.points.due
-            or state.directory.merging
-            or self._merge_due()
-            or state.table.deltas > state.config.delta_segments_max
-        )
+        return bool(self._queue or state.points.due or state.directory.merging or self._merge_due() or self._fold_due())
+
+    def _fold_due(self) -> bool:
+        table = self._state.table
+        return table.deltas > self._state.config.delta_segments_max and table.version != self._unfoldable_at
 
     def _merge_due(self) -> bool:
         """Each merge moves the whole base, so the overlay may grow with it: the work stays in proportion."""
@@ -59,7 +60,7 @@ class Background:
             elif self._state.directory.merging or self._merge_due():
                 self._state.directory.begin_merge()
                 self._state.directory.merge_step(limits.MERGE_POSTINGS_A_STEP)
-            elif self._state.table.deltas > self._state.config.delta_segments_max:
+            elif self._fold_due():
                 await self._fold_step()
             else:
                 return False
@@ -88,15 +89,19 @@ class Background:
         slots, self._fold_hand = state.table.slots_with_delta(
             self._fold_hand, FOLD_ROWS_A_STEP, limits.BACKFILL_SEGMENTS_A_STEP
         )
-        if not slots:
-            return
-        await state.store.room()
-        insertion = state.insertion()
-        insertion.search.load_segments(slots)
-        batch = insertion.search.batch
-        if state.store.read_cached(batch):
-            await state.wait_for(batch)
-        if insertion.plan_folds():
-            state.store.put(insertion.writes)
-            insertion.commit()
-        state.idle_insertions.append(insertion)
+        if slots:
+            await state.store.room()
+            insertion = state.insertion()
+            insertion.search.load_segments(slots)
+            batch = insertion.search.batch
+            if state.store.read_cached(batch):
+                await state.wait_for(batch)
+            if insertion.plan_folds():
+                state.store.put(insertion.writes)
+                insertion.commit()
+                self._round_folded = True
+            state.idle_insertions.append(insertion)
+        if self._fold_hand == 0:
+            if not self._round_folded:
+                self._unfoldable_at = state.table.version
+            self._round_folded = False

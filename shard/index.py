@@ -208,11 +208,13 @@ class Index:
 
     async def close(self) -> None:
         """Finish, make everything durable, and let go of the store."""
-        if self._runner is not None:
-            self._runner.cancel()
-            try:
-                await self._runner
-            except asyncio.CancelledError:
-                pass
-        await asyncio.get_running_loop().run_in_executor(None, self.state.readers.shutdown)
-        await self.state.store.close()
+        try:
+            if self._runner is not None:
+                self._runner.cancel()
+                try:
+                    await self._runner  # raises what ended the background work before its time
+                except asyncio.CancelledError:
+                    pass
+        finally:
+            await asyncio.get_running_loop().run_in_executor(None, self.state.readers.shutdown)
+            await self.state.store.close()

@@ -141,7 +141,7 @@ cdef class Answering:
                     mask = run.mask & part
                     if (
                         mask == 0
-                        or run.generation != self.workers.state[run.worker].generation
+                        or not self.workers.alive(run.worker, run.generation)
                         or not (tiers >> run.tier) & 1
                         or (wanted != NULL and not wanted[run.worker])
                     ):
@@ -211,7 +211,7 @@ cdef class Answering:
                         run = &search.batch.run[r]
                         if (
                             (run.mask >> block) & 1
-                            and run.generation == self.workers.state[run.worker].generation
+                            and self.workers.alive(run.worker, run.generation)
                             and (tiers >> run.tier) & 1
                             and (wanted == NULL or wanted[run.worker])
                         ):

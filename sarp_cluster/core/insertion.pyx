@@ -173,6 +173,8 @@ cdef class Insertion:
         for write in range(self.writes.count - 1, -1, -1):
             if self.writes.item[write].slot == segment.slot:
                 return write
+            if self.writes.item[write].window != segment.window:
+                break  # writes are planned window by window
         self.writes.reserve_runs(segment.runs_count + 1)
         write = self.writes.append()
         self.writes.item[write] = segment[0]
@@ -224,7 +226,7 @@ cdef class Insertion:
         cdef bint placed = False
         for r in range(segment.runs_count):
             run = runs[r]
-            if run.generation != self.workers.state[run.worker].generation:
+            if not self.workers.alive(run.worker, run.generation):
                 continue
             if run.worker == location.worker and run.tier == location.tier:
                 if run.has_handle == location.has_handle and run.handle == location.handle:
@@ -269,7 +271,7 @@ cdef class Insertion:
             run = runs[r]
             if run.worker == location.worker and (location.tier < 0 or run.tier == location.tier):
                 run.mask &= ~mask
-            if run.mask and run.generation == self.workers.state[run.worker].generation:
+            if run.mask and self.workers.alive(run.worker, run.generation):
                 runs[kept] = run
                 kept += 1
         segment.runs_count = kept

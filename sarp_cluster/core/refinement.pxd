@@ -10,6 +10,7 @@ cdef class Backfill:
     cdef readonly uint64_t key
     cdef readonly int point
     cdef readonly int kind
-    cdef Posting after
+    cdef Posting after         # the last that is done
+    cdef Posting reached       # the last that was listed
     cdef Posting* listed
     cdef readonly bint published

@@ -7,7 +7,8 @@ the old entry or the complete new ones.
 
 Why nothing is missed although the list changes between steps: from BUILDING on, whatever is newly registered or extended in
 the list registers behind it by itself (routing_points), and an unchanged reference keeps its place in the sorted list, so
-the walk meets it. Meeting a reference twice is harmless: registering is idempotent.
+the walk meets it. Meeting a reference twice is harmless: registering is idempotent. So a step that is cancelled while it
+reads is simply done again: the walk moves on once its segments are registered.
 """
 
 from libc.stdint cimport uint64_t
@@ -33,6 +34,7 @@ cdef class Backfill:
         self.point = point
         self.kind = kind
         self.after = Posting(key, 0, 0, 0)
+        self.reached = self.after
 
     def __dealloc__(self):
         free(self.listed)
@@ -51,7 +53,7 @@ cdef class Backfill:
         found = self.points.directory.slots_after(&self.after, self.listed, limit)
         if found == 0:
             return False
-        self.after = self.listed[found - 1]
+        self.reached = self.listed[found - 1]
         for i in range(found):
             if table.row(self.listed[i].slot).count > target:
                 item = batch.append()
@@ -80,6 +82,7 @@ cdef class Backfill:
                 item.ids, self.point
             ):  # otherwise it stands in the list for another point's sake, whose key collides
                 self.points.register_at(item.slot, item.ids, item.count, target)
+        self.after = self.reached
         return damaged
 
     def publish(self):

@@ -14,3 +14,7 @@ cdef class WorkerTable:
     cdef readonly list names
     cdef dict index
     cdef list order
+
+    cdef inline bint alive(self, uint32_t worker, uint32_t generation) noexcept nogil:
+        """Does a location of this worker and generation still count? A record may name anything, workers unknown here too."""
+        return worker < self.count and self.state[worker].generation == generation

@@ -116,15 +116,18 @@ class LogStore:
 
     def _check(self) -> None:
         """Raise if nothing can be put any more, or not now."""
-        if self._closed and not self._writes:
+        if self._closed:
             raise StorageError("the log is closed")
+        self._check_failure()
+        if self._full is not None:
+            raise StoreFullError(f"{self._directory}: {self._full.strerror}; inserts go on once there is space")
+
+    def _check_failure(self) -> None:
         if self._failure is not None:
             self._told = True
             raise StorePoisonedError(
                 f"the log could not be written: {self._failure}; end this process and recover from the disk"
             ) from self._failure
-        if self._full is not None:
-            raise StoreFullError(f"{self._directory}: {self._full.strerror}; inserts go on once there is space")
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -172,8 +175,7 @@ class LogStore:
         async with self._writing:
             if sync:
                 self._next_sync = None  # who comes from now on may have put more than this one will cover
-            if self._failure is not None:
-                self._check()
+            self._check_failure()
             if self._sealed is None:
                 self._sealed = self._tail.begin_write()
                 self._sealed_lsn = self._tail.lsn
@@ -197,6 +199,8 @@ class LogStore:
                 self._synced_at = self._loop.time()
 
     def _retry_when_full(self) -> None:
+        if self._closed:
+            return
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(FULL_RETRY_MS / 1000, self._write_soon)
@@ -241,6 +245,12 @@ class LogStore:
 
         Group commit: callers who come while a sync runs share the next one, which covers what each of them has put.
         """
+        if self._closed:
+            raise StorageError("the log is closed")
+        self._check_failure()
+        await self._sync()
+
+    async def _sync(self) -> None:
         if self._next_sync is None:
             self._next_sync = self._start_write(sync=True)
         await self._told_of(self._next_sync)
@@ -272,7 +282,7 @@ class LogStore:
             self._timer = None
         try:
             if not self._told:
-                await self.sync()
+                await self._sync()
         finally:
             if self._writes:
                 await asyncio.wait(self._writes)

@@ -27,6 +27,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from sarp_cluster.core.candidate_filter cimport make_filter
 from sarp_cluster.core.parameters cimport SarpParameters
 from sarp_cluster.core.posting_tree cimport Posting
+from sarp_cluster.core.segment cimport READ, SegmentBatch
 from sarp_cluster.core.routing_directory cimport (
     ABSENT,
     BUILDING,
@@ -143,6 +144,17 @@ cdef class RoutingPoints:
         if count_before:
             self.withdraw_at(slot, ids, count, count_before, 0)
         return self.register_at(slot, ids, count, 0)
+
+    def register_batch(self, SegmentBatch batch):
+        """Register segments that were read; for recovery. Returns how many could not be read and are left out."""
+        cdef int item
+        damaged = 0
+        for item in range(batch.count):
+            if batch.item[item].state == READ:
+                self.register_at(batch.item[item].slot, batch.item[item].ids, batch.item[item].count, 0)
+            else:
+                damaged += 1
+        return damaged
 
     cdef int withdraw_at(self, uint32_t slot, const uint64_t* ids, int count, int count_before, int point) except -1:
         """Take out the references, at a point and those behind it, whose filters an extension changes."""

@@ -39,6 +39,8 @@ cdef class SegmentTable:
     cdef void release(self, uint32_t slot) noexcept
     cdef void store(self, const SegmentColumns* columns) noexcept nogil
     cdef int remove(self, uint32_t slot) except -1
+    cdef int add_page(self) except -1
+    cdef bint restore(self, const SegmentColumns* columns) except -1
 
     cdef inline SegmentRow* row(self, uint32_t slot) noexcept nogil:
         return &self.page[(slot - FIRST_SLOT) // PAGE_ROWS][(slot - FIRST_SLOT) % PAGE_ROWS]

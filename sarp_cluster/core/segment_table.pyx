@@ -18,9 +18,10 @@ from libc.stdlib cimport calloc, free, realloc
 from sarp_cluster.core.segment cimport SegmentColumns
 
 from sarp_cluster import limits
-from sarp_cluster.errors import InvariantViolationError, TooLargeError
+from sarp_cluster.errors import CorruptRecordError, InvariantViolationError, TooLargeError
 
 cdef uint32_t SLOT_MAX = limits.SEGMENTS_MAX
+cdef uint32_t SLOTS_AHEAD_MAX = limits.REQUEST_BLOCKS_MAX
 
 
 cdef class SegmentTable:
@@ -39,8 +40,6 @@ cdef class SegmentTable:
     cdef uint32_t allocate(self) except 0:
         """A free slot, its row cleared but for the tag, which is new."""
         cdef uint32_t slot
-        cdef SegmentRow** page
-        cdef size_t capacity
         if self.free_count:
             self.free_count -= 1
             slot = self.free_slot[self.free_count]
@@ -50,19 +49,25 @@ cdef class SegmentTable:
         if slot > SLOT_MAX:
             raise TooLargeError(f"the index holds its limit of {limits.SEGMENTS_MAX} segments", field="block_ids")
         if (slot - FIRST_SLOT) // PAGE_ROWS == self.pages:
-            if self.pages == self.page_capacity:
-                capacity = max(64, self.page_capacity * 2)
-                page = <SegmentRow**>realloc(self.page, capacity * sizeof(SegmentRow*))
-                if page == NULL:
-                    raise MemoryError("segment table")
-                self.page = page
-                self.page_capacity = capacity
-            self.page[self.pages] = <SegmentRow*>calloc(PAGE_ROWS, sizeof(SegmentRow))
-            if self.page[self.pages] == NULL:
-                raise MemoryError("segment table")
-            self.pages += 1
+            self.add_page()
         self.next_slot += 1
         return slot
+
+    cdef int add_page(self) except -1:
+        cdef SegmentRow** page
+        cdef size_t capacity
+        if self.pages == self.page_capacity:
+            capacity = max(64, self.page_capacity * 2)
+            page = <SegmentRow**>realloc(self.page, capacity * sizeof(SegmentRow*))
+            if page == NULL:
+                raise MemoryError("segment table")
+            self.page = page
+            self.page_capacity = capacity
+        self.page[self.pages] = <SegmentRow*>calloc(PAGE_ROWS, sizeof(SegmentRow))
+        if self.page[self.pages] == NULL:
+            raise MemoryError("segment table")
+        self.pages += 1
+        return 0
 
     cdef void release(self, uint32_t slot) noexcept:
         """Give back a slot. Its memory was reserved when the slot was first allocated, so this cannot fail for long."""
@@ -123,6 +128,56 @@ cdef class SegmentTable:
         row.count = 0
         self.release(slot)
         return 0
+
+    # --- recovery ------------------------------------------------------------------------------------------------------
+
+    cdef bint restore(self, const SegmentColumns* columns) except -1:
+        """Enter a segment as its record in the log has it; counters and free slots follow with finish_restore.
+
+        False for a slot that no insert can have taken: they are taken one after the other.
+        """
+        cdef SegmentRow* row
+        if columns.slot < FIRST_SLOT or columns.slot > SLOT_MAX or columns.slot > self.next_slot + SLOTS_AHEAD_MAX:
+            return False
+        while (columns.slot - FIRST_SLOT) // PAGE_ROWS >= self.pages:
+            self.add_page()
+        self.next_slot = max(self.next_slot, columns.slot + 1)
+        row = self.row(columns.slot)
+        row.image = columns.image
+        row.delta = columns.delta
+        row.parent = columns.parent
+        row.origin = columns.origin
+        row.namespace_id = columns.namespace_id
+        row.window = columns.window
+        row.tag = columns.tag
+        row.fork = columns.fork
+        row.count = columns.count
+        return True
+
+    def finish_restore(self):
+        """Count again what the rows imply. Raises CorruptRecordError where a segment names one that is not there."""
+        cdef uint32_t slot, other
+        cdef SegmentRow* row
+        self.segments = self.blocks = self.block_entries = self.deltas = 0
+        self.free_count = 0
+        for slot in range(FIRST_SLOT, self.next_slot):
+            self.row(slot).children = 0
+        for slot in range(self.next_slot - 1, FIRST_SLOT - 1, -1):  # the lowest free slot is taken first
+            row = self.row(slot)
+            if row.count == 0:
+                self.release(slot)
+                continue
+            self.segments += 1
+            self.blocks += row.count - row.fork
+            self.block_entries += row.count
+            self.deltas += row.delta != 0
+            for other in (row.parent, row.origin):
+                if other == 0:
+                    continue
+                if not FIRST_SLOT <= other < self.next_slot or self.row(other).count == 0:
+                    raise CorruptRecordError(f"segment {slot} names segment {other}, which the log does not have")
+                self.row(other).children += 1
+        self.version += 1
 
     @property
     def slots_end(self):

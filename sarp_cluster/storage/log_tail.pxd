@@ -34,6 +34,7 @@ cdef class LogTail:
     cdef readonly uint64_t lsn
     cdef readonly uint32_t incarnation
     cdef readonly uint64_t file_bytes_max
+    cdef bytes header              # payload of a file's header record
     cdef readonly uint64_t bytes_appended
     cdef readonly uint64_t live_bytes
     cdef readonly uint64_t calls

@@ -101,7 +101,10 @@ cdef void sort_ranges(ReadRange* range_, int count) noexcept nogil:
 cdef class LogTail:
     """The open end of the log, and the reading of segments from all of it. Owned by one thread, but for `read_wait`."""
 
-    def __init__(self, uint64_t file_bytes_max, uint32_t incarnation, uint32_t file, uint64_t lsn):
+    def __init__(
+        self, uint64_t file_bytes_max, uint32_t incarnation, uint32_t file, uint64_t lsn, bytes header,
+        uint64_t bytes_before=0, uint64_t live_bytes=0,
+    ):
         cdef int i
         for i in range(FILES_MAX):
             self.descriptor[i] = -1
@@ -109,6 +112,9 @@ cdef class LogTail:
         self.incarnation = incarnation
         self.file = file
         self.lsn = lsn
+        self.header = header
+        self.bytes_appended = bytes_before
+        self.live_bytes = live_bytes
         self.begin_file()
 
     def __dealloc__(self):
@@ -120,9 +126,9 @@ cdef class LogTail:
     # --- appending -----------------------------------------------------------------------------------------------------
 
     def begin_file(self):
-        """Write the header record of the present file; its payload is the version of the log's formats."""
+        """Write the header record of the present file."""
         self.offset = 0
-        self.append_record(RecordType.FILE_HEADER, b"SARPLOG1")
+        self.append_record(RecordType.FILE_HEADER, self.header)
 
     cdef uint8_t* room(self, uint64_t size) except NULL:
         """Where the next `size` bytes of the log are to be written; counts them as appended."""
@@ -225,11 +231,17 @@ cdef class LogTail:
             total += self.chunk[i].length
         return total
 
-    def begin_write(self):
-        """Seal what is in memory: (file, offset, bytes) in order, to be written while appending goes on."""
+    def begin_write(self, uint64_t durable_lsn):
+        """Seal what is in memory: (file, offset, bytes) in order, to be written while appending goes on.
+
+        The group ends with a record of what was durable when it was written: a record that does not verify below such a
+        mark was damaged, above all marks it is a tail that was never acknowledged.
+        """
         cdef int i
         if self.sealed:
             raise InvariantViolationError("the log's tail is already being written")
+        if self.chunks:
+            self.append_record(RecordType.GROUP, durable_lsn.to_bytes(8, "little"))
         self.sealed = self.chunks
         return [
             (

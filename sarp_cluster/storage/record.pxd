@@ -1,4 +1,4 @@
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from sarp_cluster.core.segment cimport LocationRun, SegmentBatch, SegmentColumns
 
@@ -7,6 +7,46 @@ cdef enum:
     # record types
     IMAGE_RECORD = 1
     DELTA_RECORD = 2
+    GROUP_RECORD = 7           # what was durable when a group of records was written
+
+
+cdef packed struct Frame:
+    uint16_t magic
+    uint8_t kind
+    uint8_t version
+    uint32_t payload_bytes
+    uint64_t lsn
+    uint32_t file
+    uint32_t offset_units      # offset / 8
+    uint32_t incarnation
+    uint32_t checksum
+
+cdef packed struct ImageHeader:
+    uint32_t slot
+    uint16_t tag
+    uint16_t window
+    uint32_t namespace_id
+    uint32_t parent
+    uint32_t origin
+    uint16_t parent_tag
+    uint16_t origin_tag
+    uint8_t fork
+    uint8_t count
+    uint16_t runs
+    uint16_t handles
+    uint16_t zero
+
+cdef packed struct DeltaHeader:
+    uint32_t slot
+    uint16_t tag
+    uint16_t window
+    uint32_t namespace_id
+    uint8_t image_count
+    uint8_t count
+    uint16_t runs
+    uint16_t handles
+    uint16_t zero_16
+    uint32_t zero_32
 
 
 cdef uint32_t segment_bytes(const SegmentColumns* segment, const LocationRun* runs) noexcept nogil

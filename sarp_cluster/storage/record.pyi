@@ -12,6 +12,7 @@ class RecordType(IntEnum):
     WORKER = 4
     WORKER_MARK = 5
     FILE_HEADER = 6
+    GROUP = 7
 
 class RecordHeader(NamedTuple):
     """A verified frame."""

@@ -46,44 +46,6 @@ cdef enum:
     RUN_BYTES = 12
     HAS_HANDLE = 0x80          # in a run's tier byte
 
-cdef packed struct Frame:
-    uint16_t magic
-    uint8_t kind
-    uint8_t version
-    uint32_t payload_bytes
-    uint64_t lsn
-    uint32_t file
-    uint32_t offset_units      # offset / 8
-    uint32_t incarnation
-    uint32_t checksum
-
-cdef packed struct ImageHeader:
-    uint32_t slot
-    uint16_t tag
-    uint16_t window
-    uint32_t namespace_id
-    uint32_t parent
-    uint32_t origin
-    uint16_t parent_tag
-    uint16_t origin_tag
-    uint8_t fork
-    uint8_t count
-    uint16_t runs
-    uint16_t handles
-    uint16_t zero
-
-cdef packed struct DeltaHeader:
-    uint32_t slot
-    uint16_t tag
-    uint16_t window
-    uint32_t namespace_id
-    uint8_t image_count
-    uint8_t count
-    uint16_t runs
-    uint16_t handles
-    uint16_t zero_16
-    uint32_t zero_32
-
 cdef packed struct RunRecord:
     uint32_t worker
     uint32_t generation
@@ -102,6 +64,7 @@ class RecordType(IntEnum):
     WORKER = 4
     WORKER_MARK = 5
     FILE_HEADER = 6
+    GROUP = GROUP_RECORD
 
 
 class RecordHeader(NamedTuple):

@@ -41,13 +41,7 @@ class Background:
     def due(self) -> bool:
         """Is there anything to do?"""
         state = self._state
-        return bool(
-            self._queue
-            or state.points.due
-            or state.directory.merging
-            or self._merge_due()
-            or self._fold_due()
-        )
+        return bool(self._queue or state.points.due or state.directory.merging or self._merge_due() or self._fold_due())
 
     def _fold_due(self) -> bool:
         table = self._state.table

@@ -27,8 +27,8 @@ async def test_the_longest_is_found_behind_many_short_ones(tmp_path: Path, confi
     index = await Index.open(tmp_path / "log", config, secret=scenarios.SECRET)
     try:
         namespace = index.create_namespace(NamespaceSpec(tenant="t", model="m", hash_profile=HashProfile.OPAQUE))
-        # In the order of their slots, which is that of equal filters: one that matches nine blocks, many that end there,
-        # and the one that matches twelve.
+        # In the order of their slots, which is that of equal filters: one that matches nine blocks, many that end
+        # there, and the one that matches twelve.
         sequences = [(*SHARED, 1, 5), *((*SHARED, 100 + number) for number in range(40)), (*SHARED, 1, 2, 3, 4)]
         for number, tokens in enumerate(sequences):
             await index.insert(namespace, chained_block_ids(tokens), worker=Worker(f"w{number}"))

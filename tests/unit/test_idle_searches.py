@@ -20,9 +20,7 @@ async def test_a_burst_of_matches_does_not_keep_its_buffers(tmp_path: Path) -> N
         await index.insert(namespace, block_ids, worker=Worker("w"))
         with reads_wait(index):
             await asyncio.gather(*(index.match(namespace, block_ids) for _ in range(4 * IDLE_MAX)))
-            await asyncio.gather(
-                *(index.insert(namespace, block_ids, worker=Worker("w")) for _ in range(4 * IDLE_MAX))
-            )
+            await asyncio.gather(*(index.insert(namespace, block_ids, worker=Worker("w")) for _ in range(4 * IDLE_MAX)))
         assert len(index.state.idle_searches) <= IDLE_MAX
         assert len(index.state.idle_insertions) <= IDLE_MAX
     finally:

@@ -226,6 +226,8 @@ async def _turn(contestant: AnyContestant, requests: Sequence[Request], times: T
         times.match.append(middle - begin)
         times.insert.append(end - middle)
         results.append(result)
+        # Untimed: an index that never has to wait would neither write its log out nor do its background work.
+        await asyncio.sleep(0)
     return [_as_match(result) for result in results]
 
 

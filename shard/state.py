@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -38,8 +39,8 @@ class IndexState:
         self.workers = WorkerTable()
         self.answering = Answering(self.workers)
         self.readers = ThreadPoolExecutor(READ_THREADS, "sarp-read")
-        self.idle_searches: list[Search] = []
-        self.idle_insertions: list[Insertion] = []
+        self.idle_searches: deque[Search] = deque(maxlen=IDLE_MAX)
+        self.idle_insertions: deque[Insertion] = deque(maxlen=IDLE_MAX)
 
     def search(self) -> Search:
         """A search to use; give it back to `idle_searches` once nothing reads into it any more."""

@@ -304,6 +304,9 @@ def test_an_operation_may_be_cancelled_anywhere_and_tried_again(cancelled: str, 
     removers = _removers({WORKERS[0]: [OPERATIONS[cancelled]]})
 
     async def scenario(loop: ScheduledLoop, schedule: Iterator[Delay], index: Index) -> bool:
+        # Without its own background task, which would take the steps that are to be cancelled here.
+        assert index._runner is not None
+        index._runner.cancel()
         arena = Arena(index, removers)
         await _load(arena)
         with reads_wait(index):

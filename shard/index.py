@@ -7,18 +7,21 @@ suspending.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Collection
 from pathlib import Path
 
 from sarp_cluster.config import IndexConfig, Strategy
 from sarp_cluster.core.answering import MatchAnswer
+from sarp_cluster.core.segment_table import SegmentTable
 from sarp_cluster.storage.log import LogStore
+from sarp_cluster.storage.recovery import Progress
 from sarp_cluster.storage.segment_store import SegmentStore
+from sarp_cluster.storage.store_directory import load_secret
 from sarp_cluster.types import CandidateCounts, IndexStatistics, InsertResult, Namespace, NamespaceSpec, Tier, Worker
 from shard import insert_path, match_path, validation
 from shard.background import Background
 from shard.namespaces import IndexNamespace, NamespaceRegistry
+from shard.recovery import restore
 from shard.requests import check_worker
 from shard.state import IndexState
 
@@ -26,22 +29,45 @@ from shard.state import IndexState
 class Index:
     """An open index. Make one with `open`, and `close` it."""
 
-    def __init__(self, config: IndexConfig, store: SegmentStore, secret: bytes) -> None:
-        self.state = IndexState(config, store)
+    def __init__(self, config: IndexConfig, store: SegmentStore, table: SegmentTable, secret: bytes) -> None:
+        self.state = IndexState(config, store, table)
         self.namespaces = NamespaceRegistry(secret, store)
         self.background = Background(self.state)
         self._wake = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, directory: Path, config: IndexConfig | None = None, *, secret: bytes | None = None) -> Index:
-        """A new index in an empty or absent directory.
+    async def open(
+        cls,
+        directory: Path,
+        config: IndexConfig | None = None,
+        *,
+        secret: bytes | None = None,
+        progress: Progress | None = None,
+    ) -> Index:
+        """The index in `directory`: a new one if that is empty or absent, else recovered from what stands there.
 
-        `secret` (16 to 64 bytes) keys the namespaces' block IDs; without one, a random secret is made for this index.
+        `secret` (16 to 64 bytes) keys the namespaces' block IDs; without one, the store keeps a random secret of its
+        own. `progress` is told (bytes replayed, bytes in all). Raises StorageError when another process has the store
+        open, CorruptRecordError when acknowledged records are damaged.
         """
         config = config or IndexConfig()
-        store = await LogStore.create(directory, config.log_file_bytes)
-        index = cls(config, store, secret or os.urandom(32))
+        table = SegmentTable()
+        store, log = await LogStore.open(
+            directory,
+            table,
+            segment_blocks=config.segment_blocks,
+            file_bytes_max=config.log_file_bytes,
+            progress=progress,
+        )
+        try:
+            if secret is None:
+                secret = await asyncio.get_running_loop().run_in_executor(None, load_secret, directory)
+            index = cls(config, store, table, secret)
+            await restore(index.state, index.namespaces, log)
+        except BaseException:
+            await store.close()
+            raise
         index.start_background()
         return index
 
@@ -167,6 +193,7 @@ class Index:
     def start_background(self) -> None:
         """Run the background work until `close`."""
         self._runner = asyncio.get_running_loop().create_task(self._run_background(), name="sarp-background")
+        self._wake.set()  # recovery may have found back-fills that are due
 
     async def _run_background(self) -> None:
         while True:

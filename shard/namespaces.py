@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from sarp_cluster import limits
 from sarp_cluster.core.block_id import NamespaceKey, xxh3_block_ids
-from sarp_cluster.core.namespace import derive_namespace_key
+from sarp_cluster.core.namespace import derive_namespace_key, key_check
 from sarp_cluster.errors import BadRequestError, TooLargeError, UnknownNamespaceError
+from sarp_cluster.storage.recovery import NamespaceRecord
 from sarp_cluster.storage.segment_store import SegmentStore
 from sarp_cluster.types import HashProfile, NamespaceSpec
 
@@ -61,10 +62,29 @@ class NamespaceRegistry:
         if len(self._by_spec) >= limits.NAMESPACES_MAX:
             raise TooLargeError(f"namespace: the index holds its limit of {limits.NAMESPACES_MAX}", field="namespace")
         number = len(self._by_spec) + 1
-        key = NamespaceKey(derive_namespace_key(self._secret, spec))
+        key = derive_namespace_key(self._secret, spec)
         fields = (spec.tenant, spec.model, spec.lora, spec.salt, str(spec.hash_profile))
-        self._store.put_namespace(number, fields, spec.block_size)
-        namespace = IndexNamespace(self, number, spec, key)
+        self._store.put_namespace(number, fields, spec.block_size, key_check(key))
+        return self._enter(number, spec, key)
+
+    def restore(self, record: NamespaceRecord) -> None:
+        """Enter a namespace that the log has."""
+        tenant, model, lora, salt, profile = record.fields
+        spec = NamespaceSpec(
+            tenant=tenant,
+            model=model,
+            lora=lora,
+            salt=salt,
+            block_size=record.block_size,
+            hash_profile=HashProfile(profile),
+        )
+        key = derive_namespace_key(self._secret, spec)
+        if key_check(key) != record.key_check:
+            raise BadRequestError("secret: not the one with which this store was made", field="secret")
+        self._enter(record.number, spec, key)
+
+    def _enter(self, number: int, spec: NamespaceSpec, key: bytes) -> IndexNamespace:
+        namespace = IndexNamespace(self, number, spec, NamespaceKey(key))
         self._by_spec[spec] = namespace
         return namespace
 

@@ -29,13 +29,13 @@ IDLE_MAX: Final = 32
 class IndexState:
     """The parts of one index. Owned by the thread of its event loop; helper threads only read segments into a batch."""
 
-    def __init__(self, config: IndexConfig, store: SegmentStore) -> None:
+    def __init__(self, config: IndexConfig, store: SegmentStore, table: SegmentTable) -> None:
         self.config = config
         self.store = store
         self.parameters = SarpParameters(config)
         self.directory = RoutingDirectory(self.parameters)
         self.points = RoutingPoints(self.parameters, self.directory)
-        self.table = SegmentTable()
+        self.table = table
         self.workers = WorkerTable()
         self.answering = Answering(self.workers)
         self.readers = ThreadPoolExecutor(READ_THREADS, "sarp-read")

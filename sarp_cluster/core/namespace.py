@@ -20,6 +20,11 @@ def _u32(number: int) -> bytes:
     return number.to_bytes(4, "little")
 
 
+def key_check(key: bytes) -> bytes:
+    """8 bytes that tell whether a key is the one they were made of. They are kept beside what the key keeps apart."""
+    return hashlib.blake2b(key, digest_size=8, person=b"sarp-key-check").digest()
+
+
 def derive_namespace_key(secret: bytes, spec: NamespaceSpec) -> bytes:
     """The 48 bytes of `spec`'s key under the index's `secret`. The result must never change: records depend on it.
 

@@ -17,10 +17,13 @@ from typing import Final
 
 from sarp_cluster import limits
 from sarp_cluster.core.segment import SegmentBatch
+from sarp_cluster.core.segment_table import SegmentTable
 from sarp_cluster.errors import StorageError, StoreFullError, StorePoisonedError
 from sarp_cluster.storage.log_tail import LogTail
 from sarp_cluster.storage.record import RecordType
+from sarp_cluster.storage.recovery import Progress, RecoveredLog, file_header, name_bytes, recover
 from sarp_cluster.storage.segment_store import StoreStatistics
+from sarp_cluster.storage.store_directory import lock, log_file_name, sync_directory
 
 WRITE_DELAY_MS: Final = 5
 """Appended bytes wait at most so long in memory before they are written to their file."""
@@ -38,24 +41,29 @@ class NoSpaceError(OSError):
     """A write did not fit. Unlike a failed sync it may be repeated: nothing was promised yet."""
 
 
-def log_file_name(number: int) -> str:
-    """Name of a log file."""
-    return f"log-{number:05d}.sarp"
-
-
-def _name(text: str) -> bytes:
-    encoded = text.encode()
-    return struct.pack("<H", len(encoded)) + encoded
-
-
 class LogStore:
     """A SegmentStore of append-only files in one directory."""
 
-    def __init__(self, directory: Path, file_bytes_max: int) -> None:
+    def __init__(
+        self, directory: Path, lock_descriptor: int, log: RecoveredLog, *, file_bytes_max: int, segment_blocks: int
+    ) -> None:
         self._directory = directory
+        self._lock_descriptor = lock_descriptor
         self._loop = asyncio.get_running_loop()
-        self._tail = LogTail(file_bytes_max, incarnation=1, file=1, lsn=0)
+        # Recovery never appends to an old file: what is behind a cut may still stand on the disk.
+        self._tail = LogTail(
+            file_bytes_max,
+            incarnation=1 + max(log.files, default=0),
+            file=1 + max(log.files, default=0),
+            lsn=log.lsn,
+            header=file_header(segment_blocks),
+            bytes_before=log.disk_bytes,
+            live_bytes=log.live_bytes,
+        )
         self._descriptors: dict[int, int] = {}
+        for number, path in log.files.items():
+            self._descriptors[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._tail.set_descriptor(number, self._descriptors[number])
         self._writer = ThreadPoolExecutor(1, "sarp-log-writer")
         self._writing = asyncio.Lock()  # one write at a time; held across our own thread's work only
         self._timer: asyncio.TimerHandle | None = None
@@ -67,7 +75,7 @@ class LogStore:
         self._full: OSError | None = None
         self._sealed: Sealed | None = None
         self._sealed_lsn = 0
-        self._durable_lsn = 0
+        self._durable_lsn = log.lsn
         self._synced_at = self._loop.time()
         self._next_sync: asyncio.Task[None] | None = None
         # Bound for the match path: one attribute lookup, one call.
@@ -75,18 +83,31 @@ class LogStore:
         self.read_wait: Callable[[SegmentBatch], None] = self._tail.read_wait
 
     @classmethod
-    async def create(cls, directory: Path, file_bytes_max: int = limits.LOG_FILE_BYTES_MAX) -> LogStore:
-        """A new store in an empty or absent directory."""
+    async def open(
+        cls,
+        directory: Path,
+        table: SegmentTable,
+        *,
+        segment_blocks: int,
+        file_bytes_max: int = limits.LOG_FILE_BYTES_MAX,
+        progress: Progress | None = None,
+    ) -> tuple[LogStore, RecoveredLog]:
+        """The store in `directory`, new or recovered: its segments are entered in the empty `table`.
 
-        def prepare() -> None:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if any(directory.iterdir()):
-                raise StorageError(
-                    f"{directory} is not empty: give a new directory, this version cannot open an old store"
-                )
+        Raises StorageError when another process has it open, CorruptRecordError when acknowledged records are damaged.
+        """
 
-        await asyncio.get_running_loop().run_in_executor(None, prepare)
-        return cls(directory, file_bytes_max)
+        def prepare() -> tuple[int, RecoveredLog]:
+            descriptor = lock(directory)
+            try:
+                return descriptor, recover(directory, table, segment_blocks, progress=progress)
+            except BaseException:
+                os.close(descriptor)
+                raise
+
+        descriptor, log = await asyncio.get_running_loop().run_in_executor(None, prepare)
+        store = cls(directory, descriptor, log, file_bytes_max=file_bytes_max, segment_blocks=segment_blocks)
+        return store, log
 
     # --- putting -----------------------------------------------------------------------------------------------------
 
@@ -96,14 +117,15 @@ class LogStore:
         self._tail.append_segments(writes)
         self._schedule()
 
-    def put_namespace(self, namespace_id: int, fields: tuple[str, ...], block_size: int) -> None:
-        """Record a namespace."""
-        payload = struct.pack("<II", namespace_id, block_size) + b"".join(_name(field) for field in fields)
+    def put_namespace(self, namespace_id: int, fields: tuple[str, ...], block_size: int, key_check: bytes) -> None:
+        """Record a namespace; `key_check` (8 bytes) tells later whether a key is its key."""
+        payload = struct.pack("<II8s", namespace_id, block_size, key_check)
+        payload += b"".join(name_bytes(field) for field in fields)
         self._put_record(RecordType.NAMESPACE, payload)
 
     def put_worker(self, worker: int, instance_id: str, dp_rank: int) -> None:
         """Record a worker under its index."""
-        self._put_record(RecordType.WORKER, struct.pack("<IH", worker, dp_rank) + _name(instance_id))
+        self._put_record(RecordType.WORKER, struct.pack("<IH", worker, dp_rank) + name_bytes(instance_id))
 
     def put_worker_mark(self, worker: int, generation: int, seq: int) -> None:
         """Record a worker's generation and the highest seq applied."""
@@ -177,7 +199,7 @@ class LogStore:
                 self._next_sync = None  # who comes from now on may have put more than this one will cover
             self._check_failure()
             if self._sealed is None:
-                self._sealed = self._tail.begin_write()
+                self._sealed = self._tail.begin_write(self._durable_lsn)
                 self._sealed_lsn = self._tail.lsn
             try:
                 opened = await self._loop.run_in_executor(self._writer, self._write_blocking, self._sealed, sync)
@@ -226,11 +248,7 @@ class LogStore:
         if sync and self._unsynced:
             for number in self._unsynced:
                 os.fdatasync(self._descriptors[number])
-            directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(directory)  # the names of new files
-            finally:
-                os.close(directory)
+            sync_directory(self._directory)  # the names of new files
             self._unsynced.clear()
         return {number: self._descriptors[number] for number, _, _ in sealed}
 
@@ -295,3 +313,4 @@ class LogStore:
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()
+        os.close(self._lock_descriptor)

@@ -2,9 +2,7 @@ from typing_extensions import Buffer
 
 from sarp_cluster.core.segment_table import SegmentTable
 
-def replay(
-    table: SegmentTable, data: Buffer, file: int, lsn: int, others: list[tuple[int, bytes]]
-) -> tuple[int, int]:
+def replay(table: SegmentTable, data: Buffer, file: int, lsn: int, others: list[tuple[int, bytes]]) -> tuple[int, int]:
     """Enter the segments of a log file in `table`, collect its other records. Returns (offset, LSN) where it ended."""
 
 def highest_mark(data: Buffer, begin: int, file: int) -> int:

@@ -39,8 +39,8 @@ class SegmentStore(Protocol):
     def read_wait(self, batch: SegmentBatch) -> None:
         """Read what is left, waiting for the disk. What does not verify is marked damaged."""
 
-    def put_namespace(self, namespace_id: int, fields: tuple[str, ...], block_size: int) -> None:
-        """Record a namespace."""
+    def put_namespace(self, namespace_id: int, fields: tuple[str, ...], block_size: int, key_check: bytes) -> None:
+        """Record a namespace; `key_check` (8 bytes) tells later whether a key is its key."""
 
     def put_worker(self, worker: int, instance_id: str, dp_rank: int) -> None:
         """Record a worker under its index."""

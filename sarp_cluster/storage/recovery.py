@@ -1,0 +1,193 @@
+"""Recovery: from the log files of a store to its segment table, namespaces and workers (steps: docs/formats.md).
+
+Whatever was acknowledged is below the LSN through which the log was durable, and each group of records vouches for what
+was durable when it was written. So where a record does not verify there are two cases. Nothing behind it vouches for
+it: it is a tail that was never acknowledged, torn by a crash, and is cut off. Something does: acknowledged records are
+damaged, and the store refuses to open, naming the file and the offset.
+
+Recovery only ever shortens: it may be cut off itself and done again, with the same result.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from sarp_cluster.core.segment_table import SegmentTable
+from sarp_cluster.errors import BadRequestError, CorruptRecordError, StorageError
+from sarp_cluster.storage.log_replay import highest_mark, live_bytes, replay
+from sarp_cluster.storage.record import RecordType
+from sarp_cluster.storage.store_directory import log_file_name, log_files, sync_directory
+
+FORMAT_MAGIC: Final = b"SARPLOG"
+FORMAT_VERSION: Final = 1
+
+Progress = Callable[[int, int], object]
+"""Told (bytes done, bytes in all)."""
+
+
+class NamespaceRecord(NamedTuple):
+    """A namespace as the log has it."""
+
+    number: int
+    fields: tuple[str, ...]
+    """Tenant, model, LoRA, salt, hash profile."""
+    block_size: int
+    key_check: bytes
+    """Tells whether a key is the namespace's without telling the key."""
+
+
+class WorkerRecord(NamedTuple):
+    """A worker as the log has it."""
+
+    number: int
+    instance_id: str
+    dp_rank: int
+    generation: int
+    seq: int
+
+
+class RecoveredLog(NamedTuple):
+    """What the log files of a store say, beside the segments in the table."""
+
+    files: dict[int, Path]
+    lsn: int
+    disk_bytes: int
+    live_bytes: int
+    namespaces: list[NamespaceRecord]
+    workers: list[WorkerRecord]
+    cut: str | None
+    """Which tail was cut off, for people."""
+
+
+def file_header(segment_blocks: int) -> bytes:
+    """Payload of a log file's header record."""
+    return FORMAT_MAGIC + str(FORMAT_VERSION).encode() + struct.pack("<II", segment_blocks, 0)
+
+
+def name_bytes(text: str) -> bytes:
+    """A name in a record: its length, then UTF-8."""
+    encoded = text.encode()
+    return struct.pack("<H", len(encoded)) + encoded
+
+
+def _names(payload: bytes, at: int) -> list[str]:
+    names = []
+    while at < len(payload):
+        (length,) = struct.unpack_from("<H", payload, at)
+        names.append(payload[at + 2 : at + 2 + length].decode())
+        at += 2 + length
+    return names
+
+
+def check_header(payload: bytes, path: Path, segment_blocks: int) -> None:
+    """Raise unless this version reads the file and its segments are of the size that is asked for."""
+    if not payload.startswith(FORMAT_MAGIC):
+        raise StorageError(f"{path}: not a log file of ours")
+    version = payload[len(FORMAT_MAGIC) : len(FORMAT_MAGIC) + 1]
+    if version != str(FORMAT_VERSION).encode():
+        raise StorageError(
+            f"{path}: format version {version.decode(errors='replace')}, this program reads version {FORMAT_VERSION}: "
+            f"open it with a newer program"
+        )
+    (blocks,) = struct.unpack_from("<I", payload, len(FORMAT_MAGIC) + 1)
+    if blocks != segment_blocks:
+        raise BadRequestError(
+            f"segment_blocks: the store was made with {blocks} blocks a segment, not {segment_blocks}",
+            field="segment_blocks",
+        )
+
+
+def recover(
+    directory: Path, table: SegmentTable, segment_blocks: int, *, progress: Progress | None = None, cut: bool = True
+) -> RecoveredLog:
+    """Replay the log files of a locked store into an empty `table`. Waits for the disk: call it in a helper thread.
+
+    With `cut` a torn tail is removed, otherwise it is only found. Raises CorruptRecordError for damage.
+    """
+    files = log_files(directory)
+    total = sum(path.stat().st_size for path in files.values())
+    others: list[tuple[int, bytes]] = []
+    lsn = done = 0
+    torn: tuple[int, int] | None = None
+    for number, path in files.items():
+        data = path.read_bytes()
+        header_at = len(others)
+        ended, lsn = replay(table, data, number, lsn, others)
+        done += len(data)
+        if len(others) > header_at and others[header_at][0] == RecordType.FILE_HEADER:
+            check_header(others[header_at][1], path, segment_blocks)
+        if progress is not None:
+            progress(done, total)
+        if ended < len(data) or ended == 0:
+            _refuse_damage(files, number, data, ended, lsn)
+            torn = (number, ended)
+            break
+    described = None
+    if torn is not None:
+        described = f"{log_file_name(torn[0])} from offset {torn[1]} on: records after LSN {lsn}, never acknowledged"
+        if cut:
+            _cut(directory, files, *torn)
+    table.finish_restore()
+    namespaces, workers = _replay_others(others)
+    return RecoveredLog(
+        files={number: path for number, path in files.items() if path.exists()},
+        lsn=lsn,
+        disk_bytes=sum(path.stat().st_size for path in files.values() if path.exists()),
+        live_bytes=live_bytes(table),
+        namespaces=namespaces,
+        workers=workers,
+        cut=described,
+    )
+
+
+def _refuse_damage(files: dict[int, Path], number: int, data: bytes, ended: int, lsn: int) -> None:
+    """Raise CorruptRecordError if something behind the record that does not verify vouches for it."""
+    vouched = highest_mark(data, ended, number)
+    for later, path in files.items():
+        if later > number:
+            vouched = max(vouched, highest_mark(path.read_bytes(), 0, later))
+    if vouched > lsn:
+        raise CorruptRecordError(
+            f"{files[number]}: the record at offset {ended} (LSN {lsn + 1}) does not verify, and records through LSN "
+            f"{vouched} were durable: this is damage, not a torn tail"
+        )
+
+
+def _cut(directory: Path, files: dict[int, Path], number: int, offset: int) -> None:
+    """Remove a torn tail, the last file first, so that being cut off here leaves a shorter tail."""
+    for later in sorted((later for later in files if later > number), reverse=True):
+        files[later].unlink()
+    if offset == 0:
+        files[number].unlink()
+    else:
+        descriptor = os.open(files[number], os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, offset)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    sync_directory(directory)
+
+
+def _replay_others(others: list[tuple[int, bytes]]) -> tuple[list[NamespaceRecord], list[WorkerRecord]]:
+    namespaces: list[NamespaceRecord] = []
+    workers: dict[int, WorkerRecord] = {}
+    for kind, payload in others:
+        if kind == RecordType.NAMESPACE:
+            number, block_size = struct.unpack_from("<II", payload)
+            fields = tuple(_names(payload, 16))
+            namespaces.append(NamespaceRecord(number, fields, block_size, payload[8:16]))
+        elif kind == RecordType.WORKER:
+            number, dp_rank = struct.unpack_from("<IH", payload)
+            (instance_id,) = _names(payload, 6)
+            workers[number] = WorkerRecord(number, instance_id, dp_rank, 0, -1)
+        elif kind == RecordType.WORKER_MARK:
+            number, generation, seq = struct.unpack_from("<IIq", payload)
+            workers[number] = workers[number]._replace(generation=generation, seq=seq)
+        elif kind != RecordType.FILE_HEADER:
+            raise StorageError(f"a record of type {kind}, which this program does not know: open it with a newer one")
+    return namespaces, [workers[number] for number in sorted(workers)]

@@ -4,8 +4,8 @@
     python -m bench.recovery --blocks 1e6 1e7 3e7
 
 A child process makes a store of chats that share system prompts, syncs it and is killed; another one opens it and
-matches. Once with the store's files in the page cache, once with them dropped from it. There are no snapshots yet: table
-and directory are rebuilt from the log, so the time grows with the store.
+matches. Once with the store's files in the page cache, once with them dropped from it. There are no snapshots yet: the
+table and the directory are rebuilt from the log, so the time grows with the store.
 """
 
 from __future__ import annotations

@@ -93,12 +93,20 @@ def check_header(payload: bytes, path: Path, segment_blocks: int) -> None:
             f"{path}: format version {version.decode(errors='replace')}, this program reads version {FORMAT_VERSION}: "
             f"open it with a newer program"
         )
-    (blocks,) = struct.unpack_from("<I", payload, len(FORMAT_MAGIC) + 1)
+    blocks = header_segment_blocks(payload, path)
     if blocks != segment_blocks:
         raise BadRequestError(
             f"segment_blocks: the store was made with {blocks} blocks a segment, not {segment_blocks}",
             field="segment_blocks",
         )
+
+
+def header_segment_blocks(payload: bytes, path: Path) -> int:
+    """Blocks a segment of the store that a log file belongs to."""
+    if len(payload) < len(FORMAT_MAGIC) + 1 + 8:
+        raise StorageError(f"{path}: its header is too short")
+    (blocks,) = struct.unpack_from("<I", payload, len(FORMAT_MAGIC) + 1)
+    return int(blocks)
 
 
 def recover(

@@ -42,7 +42,7 @@ def offsets(data: bytes, file: int) -> list[int]:
 
 
 def test_a_store_that_was_closed_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asyncio.run(make_store(tmp_path / "s", log_file_bytes=8_192))
+    asyncio.run(make_store(tmp_path / "s", log_file_bytes=4_096))
     found = verify(tmp_path / "s")
     assert found.clean
     assert not found.findings
@@ -80,7 +80,7 @@ def test_a_torn_tail_is_named_and_harmless(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_damage(tmp_path: Path) -> None:
-    asyncio.run(make_store(tmp_path / "s", log_file_bytes=8_192))
+    asyncio.run(make_store(tmp_path / "s", log_file_bytes=4_096))
     (tmp_path / "s" / log_file_name(2)).unlink()
     found = verify(tmp_path / "s")
     assert not found.clean

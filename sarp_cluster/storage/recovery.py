@@ -106,7 +106,8 @@ def recover(
 ) -> RecoveredLog:
     """Replay the log files of a locked store into an empty `table`. Waits for the disk: call it in a helper thread.
 
-    With `cut` a torn tail is removed and the rest made durable, otherwise it is only found. Raises CorruptRecordError for damage.
+    With `cut` a torn tail is removed and the rest made durable, otherwise it is only found. Raises CorruptRecordError
+    for damage.
     """
     files = log_files(directory)
     total = sum(path.stat().st_size for path in files.values())
@@ -177,7 +178,7 @@ def _cut(directory: Path, files: dict[int, Path], number: int, offset: int) -> N
 
 
 def _make_durable(directory: Path, files: dict[int, Path]) -> None:
-    """Sync what was replayed: the process that wrote it may have ended before it did, and the next groups vouch for it."""
+    """Sync what was replayed: the process that wrote it may have ended before it did; the next groups vouch for it."""
     for path in files.values():
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:

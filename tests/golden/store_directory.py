@@ -1,7 +1,7 @@
 """A small store made by today's code, and the golden directory that holds one of each version's.
 
-`python -m tests.golden.store_directory` writes the directory anew. As with the golden records, do that only together with a
-new version of the format.
+`python -m tests.golden.store_directory` writes the directory anew. As with the golden records, do that only together
+with a new version of the format.
 """
 
 from __future__ import annotations

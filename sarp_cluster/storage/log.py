@@ -60,6 +60,7 @@ class LogStore:
             bytes_before=log.disk_bytes,
             live_bytes=log.live_bytes,
         )
+        self._opened_lsn = self._tail.lsn
         self._descriptors: dict[int, int] = {}
         for number, path in log.files.items():
             self._descriptors[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -290,7 +291,7 @@ class LogStore:
     async def close(self) -> None:
         """Write out and sync everything, and close the files. Raises what a write failed with if nobody was told yet.
 
-        Closing again does nothing.
+        A store into which nothing was put stays as it is on the disk. Closing again does nothing.
         """
         if self._closed:
             return
@@ -299,7 +300,7 @@ class LogStore:
             self._timer.cancel()
             self._timer = None
         try:
-            if not self._told:
+            if not self._told and self._tail.lsn > self._opened_lsn:
                 await self._sync()
         finally:
             if self._writes:

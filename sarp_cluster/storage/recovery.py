@@ -114,7 +114,8 @@ def recover(
 ) -> RecoveredLog:
     """Replay the log files of a locked store into an empty `table`. Waits for the disk: call it in a helper thread.
 
-    With `cut` a torn tail is removed, otherwise it is only found. Raises CorruptRecordError for damage.
+    With `cut` a torn tail is removed and the rest made durable, otherwise it is only found. Raises CorruptRecordError
+    for damage.
     """
     files = log_files(directory)
     total = sum(path.stat().st_size for path in files.values())
@@ -139,12 +140,15 @@ def recover(
         described = f"{log_file_name(torn[0])} from offset {torn[1]} on: records after LSN {lsn}, never acknowledged"
         if cut:
             _cut(directory, files, *torn)
+    files = {number: path for number, path in files.items() if path.exists()}
+    if cut:
+        _make_durable(directory, files)
     table.finish_restore()
     namespaces, workers = _replay_others(others)
     return RecoveredLog(
-        files={number: path for number, path in files.items() if path.exists()},
+        files=files,
         lsn=lsn,
-        disk_bytes=sum(path.stat().st_size for path in files.values() if path.exists()),
+        disk_bytes=sum(path.stat().st_size for path in files.values()),
         live_bytes=live_bytes(table),
         namespaces=namespaces,
         workers=workers,
@@ -175,6 +179,17 @@ def _cut(directory: Path, files: dict[int, Path], number: int, offset: int) -> N
         descriptor = os.open(files[number], os.O_RDWR | os.O_CLOEXEC)
         try:
             os.ftruncate(descriptor, offset)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    sync_directory(directory)
+
+
+def _make_durable(directory: Path, files: dict[int, Path]) -> None:
+    """Sync what was replayed: the process that wrote it may have ended before it did; the next groups vouch for it."""
+    for path in files.values():
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

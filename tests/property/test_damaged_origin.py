@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sarp_cluster.errors import CorruptRecordError
+from sarp_cluster.storage.store_directory import log_file_name
 from sarp_cluster.testing.reference_index import chained_block_ids
 from sarp_cluster.types import HashProfile, Namespace, NamespaceSpec, Worker
 from shard.index import Index
@@ -24,7 +25,7 @@ async def damaged(directory: Path) -> tuple[Index, Namespace]:
     await index.store.sync()
 
     def spoil(at: int) -> None:
-        (file,) = directory.iterdir()
+        file = directory / log_file_name(1)
         data = bytearray(file.read_bytes())
         data[at] ^= 0xFF
         file.write_bytes(data)

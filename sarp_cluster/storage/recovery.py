@@ -106,7 +106,7 @@ def recover(
 ) -> RecoveredLog:
     """Replay the log files of a locked store into an empty `table`. Waits for the disk: call it in a helper thread.
 
-    With `cut` a torn tail is removed, otherwise it is only found. Raises CorruptRecordError for damage.
+    With `cut` a torn tail is removed and what is left is synced, otherwise the tail is only found. Raises CorruptRecordError for damage.
     """
     files = log_files(directory)
     total = sum(path.stat().st_size for path in files.values())
@@ -131,6 +131,8 @@ def recover(
         described = f"{log_file_name(torn[0])} from offset {torn[1]} on: records after LSN {lsn}, never acknowledged"
         if cut:
             _cut(directory, files, *torn)
+    if cut:
+        _make_durable(directory, [path for path in files.values() if path.exists()])
     table.finish_restore()
     namespaces, workers = _replay_others(others)
     return RecoveredLog(
@@ -171,6 +173,22 @@ def _cut(directory: Path, files: dict[int, Path], number: int, offset: int) -> N
         finally:
             os.close(descriptor)
     sync_directory(directory)
+
+
+def _make_durable(directory: Path, paths: list[Path]) -> None:
+    """Sync what was replayed: a process that was killed may have left it in the page cache alone.
+
+    Whatever is done from here on builds on it: a repeated insert is answered as durable without another write, and the
+    next group vouches for all before it.
+    """
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+    if paths:
+        sync_directory(directory)
 
 
 def _replay_others(others: list[tuple[int, bytes]]) -> tuple[list[NamespaceRecord], list[WorkerRecord]]:

@@ -164,12 +164,16 @@ def _check_change(state: IndexState, worker: Worker, generation: int, seq: int |
 
 
 def _enter_worker(state: IndexState, worker: Worker, generation: int) -> int:
-    """The worker's index. A new worker, or a newer generation, is recorded before anything of it."""
+    """The worker's index. A new worker, or a newer generation, is recorded before anything of it.
+
+    The store may refuse the record, when it is full: then nothing has changed.
+    """
     index = state.workers.find(*worker)
     if index is None:
+        if state.workers.count < limits.WORKERS_MAX:
+            state.store.put_worker(state.workers.count, worker.instance_id, worker.dp_rank)
         index = state.workers.add(*worker)
-        state.store.put_worker(index, worker.instance_id, worker.dp_rank)
     if generation > state.workers.generation(index):
-        state.workers.set_generation(index, generation)
         state.store.put_worker_mark(index, generation, NO_SEQ)
+        state.workers.set_generation(index, generation)
     return index

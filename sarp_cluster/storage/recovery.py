@@ -186,11 +186,15 @@ def _cut(directory: Path, files: dict[int, Path], number: int, offset: int) -> N
 
 
 def _make_durable(directory: Path, files: dict[int, Path]) -> None:
-    """Sync what was replayed: the process that wrote it may have ended before it did; the next groups vouch for it."""
+    """Sync what was replayed: a process that was killed may have left it in the page cache alone.
+
+    Whatever is done from here on builds on it: a repeated insert is answered as durable without another write, and the
+    next group vouches for all before it.
+    """
     for path in files.values():
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            os.fsync(descriptor)
+            os.fdatasync(descriptor)
         finally:
             os.close(descriptor)
     sync_directory(directory)

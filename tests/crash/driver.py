@@ -37,7 +37,9 @@ class Driver:
         self.ledger = ledger
         self.seed = seed
         self.known: list[tuple[int, ...]] = []
-        self._run = ledger.next  # workers of an earlier run are left alone: what became of their last changes is unknown
+        self._run = (
+            ledger.next
+        )  # workers of an earlier run are left alone: what became of their last changes is unknown
 
     async def task(self, task: int, operations: int, *, pure: bool) -> None:
         """Some operations, one after the other."""

@@ -588,8 +588,9 @@ async def test_recovery_that_is_interrupted_is_done_again(tmp_path: Path, monkey
 
         return step
 
+    steps, crashed = 0, tmp_path / "crashed"
     for steps in range(100):
-        crashed = copy_store(tmp_path / "s", tmp_path / "crashed")
+        copy_store(tmp_path / "s", crashed)
         left = steps
         with monkeypatch.context() as patch, suppress(InterruptedRecoveryError):
             for name in ("ftruncate", "unlink", "fsync"):

@@ -18,7 +18,7 @@ from sarp_cluster.errors import StorageError
 
 LOCK_NAME: Final = "LOCK"
 SECRET_NAME: Final = "secret"  # noqa: S105  # the name of a file
-SECRET_TEMPORARY: Final = "secret.tmp"
+SECRET_TEMPORARY: Final = "secret.tmp"  # noqa: S105
 SECRET_BYTES: Final = 32
 LOG_NAME: Final = re.compile(r"log-(\d{5})\.sarp")
 

@@ -1,6 +1,6 @@
 """Holds a store against the ledger of the driver that was killed over it: acked <= state <= acked + pending.
 
-    python -m tests.crash.check STORE LEDGER
+python -m tests.crash.check STORE LEDGER
 """
 
 from __future__ import annotations

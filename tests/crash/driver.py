@@ -20,7 +20,8 @@ from typing import Final
 
 from sarp_cluster.errors import StorePoisonedError
 from sarp_cluster.storage.log import LogStore
-from shard.index import Index, IndexNamespace
+from shard.index import Index
+from shard.namespaces import IndexNamespace
 from tests.crash.ledger import CONFIG, SECRET, SPEC, Ledger, Operation
 
 EXIT_POISONED: Final = 3
@@ -37,7 +38,9 @@ class Driver:
         self.ledger = ledger
         self.seed = seed
         self.known: list[tuple[int, ...]] = []
-        self._run = ledger.next  # workers of an earlier run are left alone: what became of their last changes is unknown
+        self._run = (
+            ledger.next
+        )  # workers of an earlier run are left alone: what became of their last changes is unknown
 
     async def task(self, task: int, operations: int, *, pure: bool) -> None:
         """Some operations, one after the other."""

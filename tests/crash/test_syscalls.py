@@ -50,9 +50,7 @@ def test_killed_at_a_call(tmp_path: Path, syscall: str, number: int) -> None:
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("syscall", ["openat", "pwrite64", "fdatasync", "fsync"])
 def test_killed_at_every_call(tmp_path: Path, syscall: str) -> None:
-    status, calls = count_calls(
-        tmp_path / "s", command(tmp_path / "s", tmp_path / "l", *WORKLOAD), tmp_path / "trace"
-    )
+    status, calls = count_calls(tmp_path / "s", command(tmp_path / "s", tmp_path / "l", *WORKLOAD), tmp_path / "trace")
     assert status == 0
     assert calls[syscall] > 20
     for number in range(1, calls[syscall] + 1):

@@ -20,7 +20,8 @@ from typing import Final
 
 from sarp_cluster.errors import StorePoisonedError
 from sarp_cluster.storage.log import LogStore
-from shard.index import Index, IndexNamespace
+from shard.index import Index
+from shard.namespaces import IndexNamespace
 from tests.crash.ledger import CONFIG, SECRET, SPEC, Ledger, Operation
 
 EXIT_POISONED: Final = 3

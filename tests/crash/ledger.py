@@ -29,7 +29,7 @@ CONFIG: Final = IndexConfig(
     delta_segments_max=8,
     log_file_bytes=4_096,
 )
-"""Small, so that a few seconds meet file changes, refinement, folding and merging; no cap, so that answers are exact."""
+"""Small, so that a second meets file changes, refinement, folding and merging; no cap, so that answers are exact."""
 
 
 class Operation(NamedTuple):
@@ -118,7 +118,7 @@ def read_ledger(path: Path) -> list[Entry]:
 
 
 def acknowledged(entries: Iterable[Entry]) -> set[int]:
-    """Numbers of what must be there: what was acked, and what the same worker did before, since the log has an order."""
+    """Numbers of what must be there: what was acked, and what its worker did before: the log has an order."""
     numbers: set[int] = set()
     before: dict[str, list[int]] = {}
     for entry in entries:

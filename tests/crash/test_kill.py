@@ -18,7 +18,7 @@ CYCLES = 3
 
 @pytest.fixture(autouse=True)
 def how_to_repeat(request: pytest.FixtureRequest) -> None:
-    print(f"seed and all: pytest -m '' '{request.node.nodeid}'")
+    print(f"again, with the same seed: pytest -m '' '{request.node.nodeid}'")  # noqa: T201
 
 
 def kill_under_load(tmp_path: Path, seed: int) -> None:

@@ -215,6 +215,12 @@ cdef class Insertion:
                 self.hold(homes[i].item, location, mask)
         return 0
 
+    cdef bint alive(self, const LocationRun* run, const Location* location) noexcept nogil:
+        """Does a run still count once this change is made? Only then is the worker entered, and its newer generation."""
+        if run.worker == location.worker:
+            return run.generation == location.generation
+        return self.workers.alive(run.worker, run.generation)
+
     cdef int put_run(self, int write, const Location* location, uint64_t mask) except -1:
         """Enter blocks in a write's runs (segment R1, R2); runs of dead generations go on the occasion."""
         cdef SegmentColumns* segment = &self.writes.item[write]
@@ -226,7 +232,7 @@ cdef class Insertion:
         cdef bint placed = False
         for r in range(segment.runs_count):
             run = runs[r]
-            if not self.workers.alive(run.worker, run.generation):
+            if not self.alive(&run, location):
                 continue
             if run.worker == location.worker and run.tier == location.tier:
                 if run.has_handle == location.has_handle and run.handle == location.handle:
@@ -271,7 +277,7 @@ cdef class Insertion:
             run = runs[r]
             if run.worker == location.worker and (location.tier < 0 or run.tier == location.tier):
                 run.mask &= ~mask
-            if run.mask and self.workers.alive(run.worker, run.generation):
+            if run.mask and self.alive(&run, location):
                 runs[kept] = run
                 kept += 1
         segment.runs_count = kept

@@ -6,6 +6,7 @@ worker's new blocks begin: its cost follows what is added, not the history. Then
 
 * all blocks are there: only the worker's location runs change, at the blocks' homes;
 * the sequence goes on where a stored segment ends: that segment is extended in place;
+* the segment is damaged, but known to hold what the sequence has there: it is written again, without its old locations;
 * it diverges inside a segment: a new segment copies the shared block IDs but not their locations, and names as its origin
   the segment that holds the block before the fork; the rest of the sequence gets new segments.
 
@@ -111,7 +112,9 @@ cdef class Insertion:
         self.writes.clear()
         self.blocks_added = 0
         try:
-            for w in range(first_window, min(window, self.search.windows)):
+            for w in range(self.low, min(window, self.search.windows)):
+                if self.search.batch.item[self.search.path[w]].image_count == 0:
+                    self.edit(self.search.path[w])  # healed: it has to be written
                 self.hold_window(w, size, self.first - w * size, size, &location)
             if window < self.search.windows:
                 blocks = self.search.window_blocks(window)
@@ -389,6 +392,8 @@ cdef class Insertion:
             segment = &self.writes.item[write]
             count_before = self.table.row(segment.slot).count
             self.table.store(segment)
+            if segment.image_count == 0:  # new, or healed: a restart meanwhile left out what it could not read
+                count_before = 0
             if segment.count != count_before:
                 self.points.register(segment.slot, segment.ids, segment.count, count_before)
 

@@ -26,6 +26,9 @@ demo: build ## install, replay the sample traces over a real store on this disk,
 test: $(VENV)/.dev build ## run all tests
 	@$(PY) -m pytest
 
+chaos: $(VENV)/.dev build ## kill, cut the power and break the disk, for minutes (as root: all of it)
+	@$(PY) -m pytest -m chaos
+
 check: $(VENV)/.dev ## lint, format, types, import rules and spelling, in seconds
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
@@ -64,4 +67,4 @@ $(VENV)/.built: $(SOURCES) | $(VENV)/.runtime
 	CFLAGS="$${CFLAGS:-} -Wno-sign-compare" $(PY) -W ignore -c 'from setuptools import setup; setup()' -q build_ext --inplace --parallel $(JOBS)
 	@touch $@
 
-.PHONY: help demo test check bench build clean
+.PHONY: help demo test chaos check bench build clean

@@ -22,6 +22,9 @@ from sarp_cluster.replay.traces import open_trace
 from sarp_cluster.types import HashProfile, NamespaceSpec
 from shard.index import Index
 
+NO_BACKGROUND = "back-fill pending"
+"""No background work until the end of the trace: what the index is like while all of its back-fill is still due."""
+
 VARIANTS = {
     "default": IndexConfig(),
     "paper's filter (64 bits)": IndexConfig(filter_bits=64),
@@ -31,6 +34,7 @@ VARIANTS = {
     "no filter": IndexConfig(filter=False),
     "no pruning": IndexConfig(prune=False),
     "no cap": IndexConfig(retrieval_max=None),
+    NO_BACKGROUND: IndexConfig(),
 }
 
 
@@ -74,6 +78,8 @@ async def replay(path: Path, variant: str) -> Result:
         profile = HashProfile.XXH3 if trace.kind == "tokens" else HashProfile.OPAQUE
         spec = NamespaceSpec(model=trace.name, block_size=trace.block_tokens, hash_profile=profile)
         try:
+            if variant == NO_BACKGROUND:
+                await index.stop_background()
             report = await replay_trace(trace, index, index.create_namespace(spec))
         finally:
             await index.close()

@@ -28,6 +28,10 @@ SLICE = 64
 """Inserts between two looks at the background work."""
 
 
+SYNC_INSERTS = 4_096
+"""Inserts between two syncs of the log."""
+
+
 async def grow(inserts: int, shared: bytes, directory: Path) -> tuple[np.ndarray, int, np.ndarray, Index]:
     """Nanoseconds of each insert, the longest on the CPU (the machine may be busy), and of each background step."""
     index = await Index.open(directory, secret=bytes(32))
@@ -49,6 +53,8 @@ async def grow(inserts: int, shared: bytes, directory: Path) -> tuple[np.ndarray
             if await index.backfill_step():
                 steps.append(perf_counter_ns() - begin)
             await asyncio.sleep(0)
+        if number % SYNC_INSERTS == 0:
+            await index.store.sync()  # as clients that wait for it would have it; not measured
     return times, longest_cpu, np.array(steps or [0]), index
 
 

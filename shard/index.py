@@ -195,6 +195,16 @@ class Index:
         self._runner = asyncio.get_running_loop().create_task(self._run_background(), name="sarp-background")
         self._wake.set()  # recovery may have found back-fills that are due
 
+    async def stop_background(self) -> None:
+        """End the background work. Raises what ended it before its time."""
+        if self._runner is not None:
+            self._runner.cancel()
+            try:
+                await self._runner
+            except asyncio.CancelledError:
+                pass
+            self._runner = None
+
     async def _run_background(self) -> None:
         while True:
             await self._wake.wait()
@@ -236,12 +246,7 @@ class Index:
     async def close(self) -> None:
         """Finish, make everything durable, and let go of the store."""
         try:
-            if self._runner is not None:
-                self._runner.cancel()
-                try:
-                    await self._runner  # raises what ended the background work before its time
-                except asyncio.CancelledError:
-                    pass
+            await self.stop_background()
         finally:
             await asyncio.get_running_loop().run_in_executor(None, self.state.readers.shutdown)
             await self.state.store.close()

@@ -163,7 +163,10 @@ def _check_change(state: IndexState, worker: Worker, generation: int, seq: int |
 
 
 def _enter_worker(state: IndexState, worker: Worker, generation: int) -> int:
-    """The worker's index. A new worker, or a newer generation, is recorded before anything of it."""
+    """The worker's index. A new worker, or a newer generation, is recorded before anything of it.
+
+    The store may refuse the record, when it is full: then nothing has changed.
+    """
     index = state.workers.find(*worker)
     if index is None:
         index = state.workers.find_or_next(*worker)

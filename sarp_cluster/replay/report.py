@@ -136,7 +136,7 @@ One row a trace. Each request matches its context, then inserts what it has comp
               on disk: up to S consecutive blocks make a segment; distinct blocks
   B/block     bytes in memory and on disk for each distinct block
   match, insert
-              time of the awaited call in microseconds: mean / median / 99th percentile (inserts are synced later)
+              time of the awaited call in microseconds: mean / median / 99th percentile (no sync unless --durable)
   requests/s  one after the other unless --in-flight says more; without what the replay itself has to do
 """
 

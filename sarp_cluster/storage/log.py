@@ -60,6 +60,7 @@ class LogStore:
             bytes_before=log.disk_bytes,
             live_bytes=log.live_bytes,
         )
+        self._opened_lsn = self._tail.lsn
         self._descriptors: dict[int, int] = {}
         for number, path in log.files.items():
             self._descriptors[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -198,27 +199,32 @@ class LogStore:
             if sync:
                 self._next_sync = None  # who comes from now on may have put more than this one will cover
             self._check_failure()
-            if self._sealed is None:
-                self._sealed = self._tail.begin_write(self._durable_lsn)
-                self._sealed_lsn = self._tail.lsn
-            try:
-                opened = await self._loop.run_in_executor(self._writer, self._write_blocking, self._sealed, sync)
-            except NoSpaceError as error:
-                # What was sealed stays where it is and is written again, at the same place, once there is space.
-                self._full = error
-                self._retry_when_full()
-                raise StoreFullError(f"{self._directory}: {error.strerror}") from error
-            except OSError as error:
-                self._failure = error  # never tried again: the kernel may have dropped what it could not write
-                raise StorePoisonedError(f"the log could not be written: {error}") from error
-            for number, descriptor in opened.items():
-                self._tail.set_descriptor(number, descriptor)
-            self._tail.end_write()
-            self._sealed = None
-            self._full = None
-            if sync:
-                self._durable_lsn = self._sealed_lsn
-                self._synced_at = self._loop.time()
+            if self._sealed is not None:
+                # What did not fit before. The sync is for what was put since, too.
+                await self._write_sealed(self._sealed, sync=False)
+            self._sealed = self._tail.begin_write(self._durable_lsn)
+            self._sealed_lsn = self._tail.lsn
+            await self._write_sealed(self._sealed, sync=sync)
+
+    async def _write_sealed(self, sealed: Sealed, *, sync: bool) -> None:
+        try:
+            opened = await self._loop.run_in_executor(self._writer, self._write_blocking, sealed, sync)
+        except NoSpaceError as error:
+            # What was sealed stays where it is and is written again, at the same place, once there is space.
+            self._full = error
+            self._retry_when_full()
+            raise StoreFullError(f"{self._directory}: {error.strerror}") from error
+        except OSError as error:
+            self._failure = error  # never tried again: the kernel may have dropped what it could not write
+            raise StorePoisonedError(f"the log could not be written: {error}") from error
+        for number, descriptor in opened.items():
+            self._tail.set_descriptor(number, descriptor)
+        self._tail.end_write()
+        self._sealed = None
+        self._full = None
+        if sync:
+            self._durable_lsn = self._sealed_lsn
+            self._synced_at = self._loop.time()
 
     def _retry_when_full(self) -> None:
         if self._closed:
@@ -290,7 +296,7 @@ class LogStore:
     async def close(self) -> None:
         """Write out and sync everything, and close the files. Raises what a write failed with if nobody was told yet.
 
-        Closing again does nothing.
+        A store into which nothing was put stays as it is on the disk. Closing again does nothing.
         """
         if self._closed:
             return
@@ -299,7 +305,7 @@ class LogStore:
             self._timer.cancel()
             self._timer = None
         try:
-            if not self._told:
+            if not self._told and self._tail.lsn > self._opened_lsn:
                 await self._sync()
         finally:
             if self._writes:

@@ -2,7 +2,9 @@ from typing_extensions import Buffer
 
 from sarp_cluster.core.segment_table import SegmentTable
 
-def replay(table: SegmentTable, data: Buffer, file: int, lsn: int, others: list[tuple[int, bytes]]) -> tuple[int, int]:
+def replay(
+    table: SegmentTable, data: Buffer, file: int, lsn: int, others: list[tuple[int, bytes]], begin: int = 0
+) -> tuple[int, int]:
     """Enter the segments of a log file in `table`, collect its other records. Returns (offset, LSN) where it ended."""
 
 def highest_mark(data: Buffer, begin: int, file: int) -> int:
@@ -10,3 +12,6 @@ def highest_mark(data: Buffer, begin: int, file: int) -> int:
 
 def live_bytes(table: SegmentTable) -> int:
     """Bytes of all records that a segment points to."""
+
+def next_record(data: Buffer, begin: int, file: int) -> tuple[int, int]:
+    """(offset, LSN) of the first record at or behind `begin` that verifies; (length, 0) if there is none."""

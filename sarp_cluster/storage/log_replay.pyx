@@ -62,13 +62,13 @@ cdef bint replay_delta(SegmentTable table, const uint8_t* payload, uint32_t leng
     return True
 
 
-def replay(SegmentTable table, const uint8_t[::1] data, uint32_t file, uint64_t lsn, list others):
+def replay(SegmentTable table, const uint8_t[::1] data, uint32_t file, uint64_t lsn, list others, uint64_t begin=0):
     """Enter the segments of a log file in `table`, append its other records to `others` as (type, payload).
 
-    `lsn` is that of the last record of the file before. Returns the offset at which replay ended, which is the length of
+    `begin` is where to begin in the file, `lsn` that of the last record before it. Returns the offset at which replay ended, which is the length of
     the file when all of it made sense, and the LSN of the last record.
     """
-    cdef uint64_t offset = 0
+    cdef uint64_t offset = begin
     cdef uint64_t length = data.shape[0]
     cdef uint64_t place
     cdef uint32_t size
@@ -122,3 +122,16 @@ def live_bytes(SegmentTable table):
             if table.row(slot).delta:
                 total += place_length(table.row(slot).delta)
     return total
+
+
+def next_record(const uint8_t[::1] data, uint64_t begin, uint32_t file):
+    """(offset, LSN) of the first record at or behind `begin` that verifies; (length, 0) if there is none."""
+    cdef uint64_t offset = (begin + 7) & ~<uint64_t>7
+    cdef uint64_t length = data.shape[0]
+    cdef Frame frame
+    while length >= FRAME_BYTES and offset <= length - FRAME_BYTES:
+        if check_frame(&data[offset], <uint32_t>min(length - offset, 0xFFFFFFFFu), file, offset) >= 0:
+            memcpy(&frame, &data[offset], FRAME_BYTES)
+            return offset, frame.lsn
+        offset += 8
+    return length, 0

@@ -93,7 +93,7 @@ def check_header(payload: bytes, path: Path, segment_blocks: int) -> None:
             f"{path}: format version {version.decode(errors='replace')}, this program reads version {FORMAT_VERSION}: "
             f"open it with a newer program"
         )
-    (blocks,) = struct.unpack_from("<I", payload, len(FORMAT_MAGIC) + 1)
+    blocks = header_segment_blocks(payload, path)
     if blocks != segment_blocks:
         raise BadRequestError(
             f"segment_blocks: the store was made with {blocks} blocks a segment, not {segment_blocks}",
@@ -101,12 +101,21 @@ def check_header(payload: bytes, path: Path, segment_blocks: int) -> None:
         )
 
 
+def header_segment_blocks(payload: bytes, path: Path) -> int:
+    """Blocks a segment of the store that a log file belongs to."""
+    if len(payload) < len(FORMAT_MAGIC) + 1 + 8:
+        raise StorageError(f"{path}: its header is too short")
+    (blocks,) = struct.unpack_from("<I", payload, len(FORMAT_MAGIC) + 1)
+    return int(blocks)
+
+
 def recover(
     directory: Path, table: SegmentTable, segment_blocks: int, *, progress: Progress | None = None, cut: bool = True
 ) -> RecoveredLog:
     """Replay the log files of a locked store into an empty `table`. Waits for the disk: call it in a helper thread.
 
-    With `cut` a torn tail is removed, otherwise it is only found. Raises CorruptRecordError for damage.
+    With `cut` a torn tail is removed and the rest made durable, otherwise it is only found. Raises CorruptRecordError
+    for damage.
     """
     files = log_files(directory)
     total = sum(path.stat().st_size for path in files.values())
@@ -131,12 +140,15 @@ def recover(
         described = f"{log_file_name(torn[0])} from offset {torn[1]} on: records after LSN {lsn}, never acknowledged"
         if cut:
             _cut(directory, files, *torn)
+    files = {number: path for number, path in files.items() if path.exists()}
+    if cut:
+        _make_durable(directory, files)
     table.finish_restore()
     namespaces, workers = _replay_others(others)
     return RecoveredLog(
-        files={number: path for number, path in files.items() if path.exists()},
+        files=files,
         lsn=lsn,
-        disk_bytes=sum(path.stat().st_size for path in files.values() if path.exists()),
+        disk_bytes=sum(path.stat().st_size for path in files.values()),
         live_bytes=live_bytes(table),
         namespaces=namespaces,
         workers=workers,
@@ -168,6 +180,21 @@ def _cut(directory: Path, files: dict[int, Path], number: int, offset: int) -> N
         try:
             os.ftruncate(descriptor, offset)
             os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    sync_directory(directory)
+
+
+def _make_durable(directory: Path, files: dict[int, Path]) -> None:
+    """Sync what was replayed: a process that was killed may have left it in the page cache alone.
+
+    Whatever is done from here on builds on it: a repeated insert is answered as durable without another write, and the
+    next group vouches for all before it.
+    """
+    for path in files.values():
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fdatasync(descriptor)
         finally:
             os.close(descriptor)
     sync_directory(directory)

@@ -2,6 +2,7 @@
 
 LOCK                 held (flock) by the one process that has the store open
 secret               32 random bytes that key the block IDs of its namespaces, unless the owner gives a secret
+secret.tmp           a secret that was being made when the process ended
 log-NNNNN.sarp       log files, see docs/formats.md
 """
 
@@ -17,6 +18,7 @@ from sarp_cluster.errors import StorageError
 
 LOCK_NAME: Final = "LOCK"
 SECRET_NAME: Final = "secret"  # noqa: S105  # the name of a file
+SECRET_TEMPORARY_NAME: Final = "secret.tmp"  # noqa: S105
 SECRET_BYTES: Final = 32
 LOG_NAME: Final = re.compile(r"log-(\d{5})\.sarp")
 
@@ -57,7 +59,7 @@ def log_files(directory: Path) -> dict[int, Path]:
         match = LOG_NAME.fullmatch(path.name)
         if match:
             found[int(match[1])] = path
-        elif path.name not in (LOCK_NAME, SECRET_NAME):
+        elif path.name not in (LOCK_NAME, SECRET_NAME, SECRET_TEMPORARY_NAME):
             raise StorageError(f"{directory} is no store: it has {path.name} in it")
     return dict(sorted(found.items()))
 
@@ -71,7 +73,7 @@ def load_secret(directory: Path) -> bytes:
         if log_files(directory):
             raise StorageError(f"{path} is missing: give the secret with which the store was made") from None
         secret = os.urandom(SECRET_BYTES)
-        temporary = directory / f"{SECRET_NAME}.tmp"
+        temporary = directory / SECRET_TEMPORARY_NAME
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             os.write(descriptor, secret)

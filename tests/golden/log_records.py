@@ -12,17 +12,19 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from sarp_cluster.storage.log import LogStore, log_file_name
 from sarp_cluster.storage.record import RecordHeader, read_frame
+from sarp_cluster.storage.store_directory import log_file_name
 from sarp_cluster.testing.segments import make_batch
+from sarp_cluster.testing.stores import open_log_store
 
 GOLDEN: Final = Path(__file__).parent / "log-v1"
 FRAME_BYTES: Final = 32
+KEY_CHECK: Final = bytes.fromhex("c0 c1 c2 c3 c4 c5 c6 c7")
 IMAGE, DELTA = 1, 2
 
 NAMES: Final = (
     "file-header", "namespace", "worker", "worker-other", "worker-mark", "image", "image-base", "delta-extension",
-    "delta-locations",
+    "delta-locations", "group",
 )  # fmt: skip
 
 FIRST: Final[dict[str, Any]] = {
@@ -78,8 +80,8 @@ class Written(NamedTuple):
 
 
 async def _write_log(directory: Path) -> None:
-    store = await LogStore.create(directory)
-    store.put_namespace(1, ("acme", "llama-3", "", "Zürich", "xxh3"), 16)
+    store = await open_log_store(directory)
+    store.put_namespace(1, ("acme", "llama-3", "", "Zürich", "xxh3"), 16, KEY_CHECK)
     store.put_worker(0, "gpu-node-7", 3)
     store.put_worker(1, "w", 0)
     store.put_worker_mark(0, 7, -1)

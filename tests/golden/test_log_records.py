@@ -12,8 +12,20 @@ import pytest
 from sarp_cluster.core.segment import SegmentBatch
 from sarp_cluster.storage.log_tail import LogTail
 from sarp_cluster.storage.record import RecordType, read_frame
+from sarp_cluster.storage.recovery import file_header
 from sarp_cluster.testing.segments import make_unread_batch, pack_place
-from tests.golden.log_records import EXTENDED, FIRST, FORKED, GOLDEN, HELD, NAMES, Written, read_golden, write_records
+from tests.golden.log_records import (
+    EXTENDED,
+    FIRST,
+    FORKED,
+    GOLDEN,
+    HELD,
+    KEY_CHECK,
+    NAMES,
+    Written,
+    read_golden,
+    write_records,
+)
 
 READ = 1
 
@@ -44,7 +56,7 @@ def test_types_and_lsns_count_up() -> None:
         offset += len(data)
     assert types == [
         RecordType.FILE_HEADER, RecordType.NAMESPACE, RecordType.WORKER, RecordType.WORKER, RecordType.WORKER_MARK,
-        RecordType.IMAGE, RecordType.IMAGE, RecordType.DELTA, RecordType.DELTA,
+        RecordType.IMAGE, RecordType.IMAGE, RecordType.DELTA, RecordType.DELTA, RecordType.GROUP,
     ]  # fmt: skip
 
 
@@ -54,14 +66,19 @@ def payload(name: str) -> bytes:
     return data[32 : 32 + length]
 
 
-def test_a_file_header_names_the_version() -> None:
-    assert payload("file-header") == b"SARPLOG1"
+def test_a_file_header_names_the_version_and_the_segment_size() -> None:
+    assert payload("file-header") == file_header(64) == b"SARPLOG1" + struct.pack("<II", 64, 0)
+
+
+def test_a_group_vouches_for_what_was_durable() -> None:
+    assert struct.unpack("<Q", payload("group")) == (0,)  # nothing was when the first group was written
 
 
 def test_a_namespace_reads_back() -> None:
     data = payload("namespace")
     number, block_size = struct.unpack_from("<II", data)
-    names, at = [], 8
+    assert data[8:16] == KEY_CHECK
+    names, at = [], 16
     while at < len(data):
         (length,) = struct.unpack_from("<H", data, at)
         names.append(data[at + 2 : at + 2 + length].decode())
@@ -87,7 +104,7 @@ def read_back(directory: Path, segment: dict[str, Any], image: str, delta: str |
     batch: SegmentBatch = make_unread_batch(
         [segment | {"image": places[image], "delta": places[delta] if delta else 0}]
     )
-    tail = LogTail(2**20, incarnation=2, file=2, lsn=100)
+    tail = LogTail(2**20, incarnation=2, file=2, lsn=100, header=file_header(64))
     descriptor = os.open(path, os.O_RDONLY)
     try:
         tail.set_descriptor(1, descriptor)

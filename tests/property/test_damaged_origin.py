@@ -12,6 +12,7 @@ import pytest
 
 from sarp_cluster import limits
 from sarp_cluster.errors import TooLargeError
+from sarp_cluster.storage.store_directory import log_file_name
 from sarp_cluster.testing.reference_index import chained_block_ids
 from sarp_cluster.types import HashProfile, Namespace, NamespaceSpec, Worker
 from shard.index import Index
@@ -64,7 +65,7 @@ class Store:
             places.append((row["image"] & 0xFFFFFFFF) << 3)
 
         def flip() -> None:
-            file = max(self.directory.iterdir(), key=lambda path: path.stat().st_size)
+            file = self.directory / log_file_name(1)
             data = bytearray(file.read_bytes())
             for place in places:
                 data[place + 100] ^= 0xFF

@@ -3,12 +3,14 @@
 Without a cap on retrieval the answer is the oracle's. With one it may end earlier: then it is the oracle's answer to
 the shorter query, and the wave goes at least as far as the paper's way, window by window. When routing keys and filters
 are cut to a few bits, so that everything collides, it may end earlier too, but there is never a wrong block, never a
-foreign location. The index checks its own invariants after each step.
+foreign location. The index checks its own invariants after each step. Closing, crashing and opening again changes no
+answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 import tempfile
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -61,9 +63,8 @@ class IndexMachine(RuleBasedStateMachine):
         """The index is not empty when the rules begin: few of what they do is of interest then."""
         self.config = data.draw(self.configs)
         note(f"{self.config}")
-        self._index = self._run(Index.open(Path(self._directory.name), self.config, secret=scenarios.SECRET))
         self.reference = ReferenceIndex()
-        self.namespaces = [self.index.create_namespace(spec) for spec in NAMESPACES]
+        self._open()
         self.reference_namespaces = [self.reference.create_namespace(spec) for spec in NAMESPACES]
         return self._insert_forks(self._insert(self._stretched(tokens), change, first=0), forks, change)
 
@@ -156,6 +157,26 @@ class IndexMachine(RuleBasedStateMachine):
         assert not self._run(self.index.backfill_step())
         self.match_everything()
 
+    @rule()
+    def reopen(self) -> None:
+        """What recovery does not find again, every later question asks about."""
+        self._run(self.index.close())
+        self._open()
+        self.match_everything()
+
+    @rule(synced=st.booleans())
+    def crash(self, synced: bool) -> None:
+        """Go on with the files as they are now: all that was acknowledged is in them, synced once more or not."""
+        if synced:
+            self._run(self.index.store.sync())
+        abandoned, self._directory = self._directory, tempfile.TemporaryDirectory()
+        for path in Path(abandoned.name).iterdir():
+            shutil.copy(path, self._directory.name)
+        self._run(self.index.close())
+        abandoned.cleanup()
+        self._open()
+        self.match_everything()
+
     # What is asked.
 
     @rule(base=sequences, cut=positions, suffix=suffixes, question=scenarios.questions)
@@ -183,6 +204,11 @@ class IndexMachine(RuleBasedStateMachine):
         assert self.index.statistics().blocks == self.reference.block_count()
 
     # How it is done.
+
+    def _open(self) -> None:
+        self._index = None
+        self._index = self._run(Index.open(Path(self._directory.name), self.config, secret=scenarios.SECRET))
+        self.namespaces = [self.index.create_namespace(spec) for spec in NAMESPACES]
 
     def _run(self, awaitable: Coroutine[Any, Any, Got]) -> Got:
         return self._runner.run(awaitable)

@@ -6,22 +6,25 @@ import asyncio
 from pathlib import Path
 
 from sarp_cluster.config import IndexConfig
-from sarp_cluster.storage.log import LogStore
+from sarp_cluster.core.segment_table import SegmentTable
+from sarp_cluster.storage.store_directory import log_file_name
 from sarp_cluster.testing.reference_index import chained_block_ids
+from sarp_cluster.testing.stores import open_log_store
 from sarp_cluster.types import HashProfile, NamespaceSpec, Worker
 from shard.index import Index
 
 
 def spoil(directory: Path) -> None:
-    for file in directory.iterdir():
-        data = bytearray(file.read_bytes())
-        data[100:] = bytes(byte ^ 0xFF for byte in data[100:])
-        file.write_bytes(data)
+    file = directory / log_file_name(1)
+    data = bytearray(file.read_bytes())
+    data[100:] = bytes(byte ^ 0xFF for byte in data[100:])
+    file.write_bytes(data)
 
 
 async def test_background_work_ends_where_a_segment_with_a_delta_is_damaged(tmp_path: Path) -> None:
-    store = await LogStore.create(tmp_path / "log")
-    index = Index(IndexConfig(delta_segments_max=0), store, bytes(32))
+    table = SegmentTable()
+    store = await open_log_store(tmp_path / "log", table=table)
+    index = Index(IndexConfig(delta_segments_max=0), store, table, bytes(32))
     namespace = index.create_namespace(NamespaceSpec(model="m", hash_profile=HashProfile.OPAQUE))
     tokens = tuple(range(60))
     await index.insert(namespace, chained_block_ids(tokens), worker=Worker("w"))

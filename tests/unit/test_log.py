@@ -17,14 +17,16 @@ from typing_extensions import Buffer
 from sarp_cluster import limits
 from sarp_cluster.core.segment import SegmentBatch
 from sarp_cluster.errors import InvariantViolationError, StorageError, StoreFullError
-from sarp_cluster.storage.log import LogStore, log_file_name
+from sarp_cluster.storage.log import LogStore
 from sarp_cluster.storage.record import RecordType, read_frame
+from sarp_cluster.storage.store_directory import LOG_NAME, log_file_name
 from sarp_cluster.testing.segments import make_batch, make_unread_batch, unpack_place
+from sarp_cluster.testing.stores import open_log_store
 
 TO_READ, READ, DAMAGED = 0, 1, 2
 IMAGE, DELTA = 1, 2
 FRAME_BYTES = 32
-HEADER_RECORD_BYTES = 40
+HEADER_RECORD_BYTES = 48
 FILE_BYTES_MIN = 4096
 WAIT_MAX_S = 20
 
@@ -41,7 +43,7 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 @asynccontextmanager
 async def opened(directory: Path, file_bytes_max: int = limits.LOG_FILE_BYTES_MAX) -> AsyncIterator[LogStore]:
-    store = await LogStore.create(directory, file_bytes_max)
+    store = await open_log_store(directory, file_bytes_max=file_bytes_max)
     try:
         yield store
     finally:
@@ -83,7 +85,8 @@ def assert_read(batch: SegmentBatch, segments: list[Segment]) -> None:
 
 
 def files_in(directory: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in sorted(directory.iterdir())}
+    """The log files and how long they are."""
+    return {path.name: path.stat().st_size for path in sorted(directory.iterdir()) if LOG_NAME.fullmatch(path.name)}
 
 
 def drop_page_cache(path: Path) -> None:
@@ -343,23 +346,24 @@ def test_files_are_the_owners_alone(tmp_path: Path) -> None:
     assert (directory / log_file_name(1)).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_directory_that_is_not_empty_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").touch()
+def test_a_directory_with_a_file_that_is_not_ours_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
 
     async def test() -> None:
-        with pytest.raises(StorageError, match="not empty"):
-            await LogStore.create(tmp_path)
+        with pytest.raises(StorageError, match=r"is no store: it has notes\.txt"):
+            await open_log_store(tmp_path)
 
     run(test)
-    assert list(files_in(tmp_path)) == ["notes.txt"]
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert files_in(tmp_path) == {}
 
 
 def test_a_second_store_in_a_directory_is_refused(tmp_path: Path) -> None:
     async def test() -> None:
         async with opened(tmp_path) as store:
             await store.sync()
-            with pytest.raises(StorageError, match="not empty"):
-                await LogStore.create(tmp_path)
+            with pytest.raises(StorageError, match="one writer a store"):
+                await open_log_store(tmp_path)
 
     run(test)
 
@@ -379,11 +383,10 @@ def test_what_is_put_is_written_without_being_asked(tmp_path: Path) -> None:
 
 def test_close_writes_what_is_left(tmp_path: Path) -> None:
     async def test() -> None:
-        store = await LogStore.create(tmp_path)
+        store = await open_log_store(tmp_path)
         put(store, segment(256))
-        appended = store.statistics().disk_bytes
         await store.close()
-        assert sum(files_in(tmp_path).values()) == appended
+        assert sum(files_in(tmp_path).values()) == store.statistics().disk_bytes
 
     run(test)
 
@@ -486,7 +489,7 @@ async def assert_refuses_everything(store: LogStore) -> None:
     with pytest.raises(StorageError, match="Input/output error"):
         store.put_worker_mark(1, 1, 1)
     with pytest.raises(StorageError, match="Input/output error"):
-        store.put_namespace(1, ("t", "m", "", "", "xxh3"), 16)
+        store.put_namespace(1, ("t", "m", "", "", "xxh3"), 16, bytes(8))
     with pytest.raises(StorageError, match="Input/output error"):
         await store.room()
     with pytest.raises(StorageError, match="Input/output error"):

@@ -1,0 +1,104 @@
+"""`sarp verify`: exact to file and offset, and its exit status says whether anything acknowledged is damaged."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from sarp_cluster.cli import main
+from sarp_cluster.config import IndexConfig
+from sarp_cluster.errors import StorageError
+from sarp_cluster.storage.record import read_frame
+from sarp_cluster.storage.store_directory import log_file_name
+from sarp_cluster.storage.verify import verify
+from sarp_cluster.testing.reference_index import chained_block_ids
+from sarp_cluster.types import HashProfile, NamespaceSpec, Worker
+from shard.index import Index
+
+
+async def make_store(directory: Path, log_file_bytes: int = 1 << 20) -> None:
+    """Sequences that extend one another and part, each synced by itself."""
+    index = await Index.open(directory, IndexConfig(log_file_bytes=log_file_bytes), secret=bytes(32))
+    namespace = index.create_namespace(NamespaceSpec(model="m", hash_profile=HashProfile.OPAQUE))
+    rng = random.Random(1)
+    for number in range(40):
+        tokens = (*range(rng.randint(1, 100)), 1_000 + number)
+        await index.insert(namespace, chained_block_ids(tokens), worker=Worker(f"w{number % 3}"))
+    await index.close()
+
+
+def offsets(data: bytes, file: int) -> list[int]:
+    """Where the records of a log file stand."""
+    found, at = [], 0
+    while at < len(data):
+        header = read_frame(data, at, file, at)
+        assert header is not None
+        found.append(at)
+        at += (32 + header.payload_bytes + 7) // 8 * 8
+    return found
+
+
+def test_a_store_that_was_closed_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asyncio.run(make_store(tmp_path / "s", log_file_bytes=4_096))
+    found = verify(tmp_path / "s")
+    assert found.clean
+    assert not found.findings
+    assert found.files > 1
+    assert found.segments > 0
+    assert main(["verify", str(tmp_path / "s")]) == 0
+    assert "clean" in capsys.readouterr().out
+
+
+def test_damage_is_named_by_file_and_offset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asyncio.run(make_store(tmp_path / "s"))
+    path = tmp_path / "s" / log_file_name(1)
+    data = bytearray(path.read_bytes())
+    at = offsets(bytes(data), 1)[20]
+    data[at + 40] ^= 1
+    path.write_bytes(data)
+    found = verify(tmp_path / "s")
+    assert not found.clean
+    assert (found.findings[0].file, found.findings[0].offset) == (path.name, at)
+    assert main(["verify", str(tmp_path / "s")]) == 1
+    assert f"offset {at:,}" in capsys.readouterr().out
+    assert path.read_bytes() == bytes(data)
+
+
+def test_a_torn_tail_is_named_and_harmless(tmp_path: Path) -> None:
+    asyncio.run(make_store(tmp_path / "s"))
+    path = tmp_path / "s" / log_file_name(1)
+    data = path.read_bytes()
+    last = offsets(data, 1)[-1]
+    path.write_bytes(data[: last + 10])
+    found = verify(tmp_path / "s")
+    assert found.clean
+    assert [(finding.offset, finding.harmless) for finding in found.findings] == [(last, True)]
+    assert path.stat().st_size == last + 10
+
+
+def test_a_missing_file_is_damage(tmp_path: Path) -> None:
+    asyncio.run(make_store(tmp_path / "s", log_file_bytes=4_096))
+    (tmp_path / "s" / log_file_name(2)).unlink()
+    found = verify(tmp_path / "s")
+    assert not found.clean
+    assert found.findings[0].file == log_file_name(3)
+    assert "missing" in found.findings[0].what
+
+
+async def test_an_open_store_is_left_alone(tmp_path: Path) -> None:
+    index = await Index.open(tmp_path / "s", secret=bytes(32))
+    try:
+        with pytest.raises(StorageError, match="open in another process"):
+            await asyncio.to_thread(verify, tmp_path / "s")
+    finally:
+        await index.close()
+
+
+def test_what_is_no_store_is_said_to_be_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").touch()
+    assert main(["verify", str(tmp_path)]) == 2
+    assert "no store" in capsys.readouterr().err
+    assert main(["verify", str(tmp_path / "absent")]) == 2

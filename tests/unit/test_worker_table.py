@@ -98,14 +98,13 @@ def names_of(count: int, order: str) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("order", ["ascending", "descending", "random", "between"])
 def test_many_workers_are_entered_fast(order: str) -> None:
     table = WorkerTable()
-    slow = 0
-    began = time.perf_counter()
+    took = []
     for name in names_of(100_000, order):
-        entered = time.perf_counter()
+        began = time.thread_time_ns()
         table.add(*name)
-        slow += time.perf_counter() - entered > 0.005
-    assert time.perf_counter() - began < 10  # with all ranks given anew each time it took minutes
-    assert slow < 20  # the machine's own pauses
+        took.append(time.thread_time_ns() - began)
+    assert sum(took) < 10e9  # with all ranks given anew each time it was minutes
+    assert sum(ns > 5_000_000 for ns in took) < 5  # the garbage collector may run in some
 
 
 @pytest.mark.parametrize("order", ["ascending", "descending", "random", "between"])

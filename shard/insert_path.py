@@ -49,9 +49,8 @@ async def insert(
     await _search(state, insertion)
     if _check_change(state, worker, generation, seq):
         insertion.check_prefix(offset == 0)
-        index = _enter_worker(state, worker, generation)
-        insertion.plan(index, generation, tier, handle)
-        _apply(state, insertion, index, seq)
+        insertion.plan(state.workers.find_or_next(*worker), generation, tier, handle)
+        _apply(state, insertion, worker, generation, seq)
         search = insertion.search
         result = InsertResult(True, insertion.blocks_added, len(insertion.writes), search.reads, search.waves)
     else:
@@ -88,9 +87,8 @@ async def remove(
     await _search(state, insertion)
     changed = 0
     if _check_change(state, worker, generation, seq):
-        index = _enter_worker(state, worker, generation)
-        changed = insertion.plan_removal(index, generation, tier_number)
-        _apply(state, insertion, index, seq)
+        changed = insertion.plan_removal(state.workers.find_or_next(*worker), generation, tier_number)
+        _apply(state, insertion, worker, generation, seq)
     state.idle_insertions.append(insertion)
     if durable:
         await _make_durable(state)
@@ -130,18 +128,19 @@ async def _search(state: IndexState, insertion: Insertion) -> None:
     )
 
 
-def _apply(state: IndexState, insertion: Insertion, worker: int, seq: int | None) -> None:
-    """Put what was planned, and enter it: no await in here."""
-    if len(insertion.writes):
-        try:
+def _apply(state: IndexState, insertion: Insertion, worker: Worker, generation: int, seq: int | None) -> None:
+    """Put what was planned, and enter it: no await in here. Until now nothing was changed, whatever was refused."""
+    try:
+        index = _enter_worker(state, worker, generation)
+        if len(insertion.writes):
             state.store.put(insertion.writes)
-        except BaseException:
-            insertion.abort()
-            raise
-        insertion.commit()
+    except BaseException:
+        insertion.abort()
+        raise
+    insertion.commit()
     if seq is not None:
-        state.workers.set_seq(worker, seq)
-        state.store.put_worker_mark(worker, state.workers.generation(worker), seq)
+        state.workers.set_seq(index, seq)
+        state.store.put_worker_mark(index, state.workers.generation(index), seq)
 
 
 def _check_change(state: IndexState, worker: Worker, generation: int, seq: int | None) -> bool:
@@ -170,9 +169,9 @@ def _enter_worker(state: IndexState, worker: Worker, generation: int) -> int:
     """
     index = state.workers.find(*worker)
     if index is None:
-        if state.workers.count < limits.WORKERS_MAX:
-            state.store.put_worker(state.workers.count, worker.instance_id, worker.dp_rank)
-        index = state.workers.add(*worker)
+        index = state.workers.find_or_next(*worker)
+        state.store.put_worker(index, worker.instance_id, worker.dp_rank)
+        state.workers.add(*worker)
     if generation > state.workers.generation(index):
         state.store.put_worker_mark(index, generation, NO_SEQ)
         state.workers.set_generation(index, generation)

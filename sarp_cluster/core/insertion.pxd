@@ -2,7 +2,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from sarp_cluster.core.matching cimport Search
 from sarp_cluster.core.routing_points cimport RoutingPoints
-from sarp_cluster.core.segment cimport SegmentBatch
+from sarp_cluster.core.segment cimport LocationRun, SegmentBatch
 from sarp_cluster.core.segment_table cimport SegmentTable
 from sarp_cluster.core.worker_table cimport WorkerTable
 
@@ -30,6 +30,7 @@ cdef class Insertion:
     cdef int hold(self, int item, const Location* location, uint64_t mask) except -1
     cdef int release(self, int item, const Location* location, uint64_t mask) except -1
     cdef int hold_window(self, int window, int matched, int begin, int end, const Location* location) except -1
+    cdef bint alive(self, const LocationRun* run, const Location* location) noexcept nogil
     cdef int put_run(self, int write, const Location* location, uint64_t mask) except -1
     cdef uint32_t new_segment(self, int window, int fork, uint32_t parent, const Location* location) except 0
     cdef uint32_t extend(self, int window, int matched, const Location* location) except 0

@@ -6,6 +6,7 @@ worker's new blocks begin: its cost follows what is added, not the history. Then
 
 * all blocks are there: only the worker's location runs change, at the blocks' homes;
 * the sequence goes on where a stored segment ends: that segment is extended in place;
+* the segment is damaged, but known to hold what the sequence has there: it is written again, without its old locations;
 * it diverges inside a segment: a new segment copies the shared block IDs but not their locations, and names as its origin
   the segment that holds the block before the fork; the rest of the sequence gets new segments.
 
@@ -111,7 +112,9 @@ cdef class Insertion:
         self.writes.clear()
         self.blocks_added = 0
         try:
-            for w in range(first_window, min(window, self.search.windows)):
+            for w in range(self.low, min(window, self.search.windows)):
+                if self.search.batch.item[self.search.path[w]].image_count == 0:
+                    self.edit(self.search.path[w])  # healed: it has to be written
                 self.hold_window(w, size, self.first - w * size, size, &location)
             if window < self.search.windows:
                 blocks = self.search.window_blocks(window)
@@ -215,6 +218,12 @@ cdef class Insertion:
                 self.hold(homes[i].item, location, mask)
         return 0
 
+    cdef bint alive(self, const LocationRun* run, const Location* location) noexcept nogil:
+        """Does a run still count once this change is made? Only then is the worker entered, and its newer generation."""
+        if run.worker == location.worker:
+            return run.generation == location.generation
+        return self.workers.alive(run.worker, run.generation)
+
     cdef int put_run(self, int write, const Location* location, uint64_t mask) except -1:
         """Enter blocks in a write's runs (segment R1, R2); runs of dead generations go on the occasion."""
         cdef SegmentColumns* segment = &self.writes.item[write]
@@ -226,7 +235,7 @@ cdef class Insertion:
         cdef bint placed = False
         for r in range(segment.runs_count):
             run = runs[r]
-            if not self.workers.alive(run.worker, run.generation):
+            if not self.alive(&run, location):
                 continue
             if run.worker == location.worker and run.tier == location.tier:
                 if run.has_handle == location.has_handle and run.handle == location.handle:
@@ -271,7 +280,7 @@ cdef class Insertion:
             run = runs[r]
             if run.worker == location.worker and (location.tier < 0 or run.tier == location.tier):
                 run.mask &= ~mask
-            if run.mask and self.workers.alive(run.worker, run.generation):
+            if run.mask and self.alive(&run, location):
                 runs[kept] = run
                 kept += 1
         segment.runs_count = kept
@@ -383,6 +392,8 @@ cdef class Insertion:
             segment = &self.writes.item[write]
             count_before = self.table.row(segment.slot).count
             self.table.store(segment)
+            if segment.image_count == 0:  # new, or healed: a restart meanwhile left out what it could not read
+                count_before = 0
             if segment.count != count_before:
                 self.points.register(segment.slot, segment.ids, segment.count, count_before)
 

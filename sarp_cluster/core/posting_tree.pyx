@@ -328,6 +328,8 @@ cdef str node_fault(void* node, int height, const Posting* low, const Posting* h
     cdef Leaf* leaf
     cdef int i
     cdef Posting begin, end
+    cdef const Posting* below
+    cdef const Posting* above
     if height == 0:
         leaf = <Leaf*>node
         for i in range(leaf.count):
@@ -343,9 +345,13 @@ cdef str node_fault(void* node, int height, const Posting* low, const Posting* h
         begin = Posting(inner.key[i], inner.high[i], inner.low[i], inner.slot[i])
         if i + 1 < inner.count:
             end = Posting(inner.key[i + 1], inner.high[i + 1], inner.low[i + 1], inner.slot[i + 1])
-        fault = node_fault(
-            inner.child[i], height - 1, low if i == 0 else &begin, &end if i + 1 < inner.count else high
-        )
+        below = low
+        if i > 0:
+            below = &begin
+        above = high
+        if i + 1 < inner.count:
+            above = &end
+        fault = node_fault(inner.child[i], height - 1, below, above)
         if fault is not None:
             return fault
     return None

@@ -43,7 +43,7 @@ async def replay_trace(
 
     `with_oracle` compares each answer with the exact one. With several in flight, the exact answer is the one when the
     match returns and counts inserts that have begun: an upper bound, so that loss may include what was not yet
-    answered. `with_candidates` asks the index for candidate counts before each match. Both happen outside the measured
+    answered. `with_candidates` asks the index for candidate counts after each match. Both happen outside the measured
     time; with several in flight they compete with other requests for the loop: leave them out to measure speed.
     `durable` waits for each insert's sync; otherwise the index syncs in the background.
 
@@ -196,10 +196,10 @@ class _Replay:
 
     async def _run(self, request: Request) -> None:
         if request.context:
-            self._count_candidates(request)
             began = perf_counter_ns()
             result = await self.index.match(self.namespace, request.context)
             self.tally.match_ns.append(perf_counter_ns() - began)
+            self._count_candidates(request)  # after the match: it would warm the caches for it
             self._compare(request, result)
         self._remember(request)
         if request.first < request.sequence_blocks:

@@ -55,6 +55,14 @@ def test_more_runs_than_a_record_holds_are_refused(tmp_path: Path) -> None:
             with pytest.raises(TooLargeError):
                 await hold_every_second_block()
             await index.validate()
+
+            # A refused change changes nothing: no worker is entered, no generation bumped, nothing written.
+            known, lsn = index.state.workers.count, index.store.lsn
+            for worker in (Worker("w1"), Worker("never seen")):
+                with pytest.raises(TooLargeError):
+                    await index.insert(namespace, ids[:8], worker=worker, generation=1, handle=2)
+            assert (index.state.workers.count, index.state.workers.generation(1)) == (known, 0)
+            assert index.store.lsn == lsn
         finally:
             await index.close()
 

@@ -328,6 +328,21 @@ class TestReport:
         report = replayed(SHAREGPT, ExactIndex(), limit=1_000)
         assert report.candidates == (10.0, 4.0, 1.5)
 
+    def test_candidates_are_counted_between_match_and_insert(self) -> None:
+        """Before the match, counting would warm the caches for it."""
+
+        class Noting(ExactIndex):
+            def count_candidates(self, namespace: Namespace, block_ids: bytes) -> CandidateCounts:
+                assert self.matched[-1] == block_ids
+                counted.append((len(self.matched), len(self.insertions)))
+                return super().count_candidates(namespace, block_ids)
+
+        counted: list[tuple[int, int]] = []
+        index = Noting()
+        replayed(SHAREGPT, index, limit=100)
+        assert [matches for matches, _ in counted] == list(range(1, len(index.matched) + 1))
+        assert counted[0] == (1, 0)
+
     def test_candidates_may_be_left_uncounted(self) -> None:
         report = replayed(SHAREGPT, ExactIndex(), limit=1_000, with_candidates=False)
         assert report.candidates == (None, None, 1.5)

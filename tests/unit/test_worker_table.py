@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 
@@ -73,3 +74,57 @@ def test_many_workers_keep_their_state_while_the_table_grows() -> None:
     for number, name in enumerate(names):
         assert table.find(*name) == number
         assert (table.generation(number), table.seq(number)) == (number % 5, number * 7)
+
+
+def names_of(count: int, order: str) -> list[tuple[str, int]]:
+    if order == "between":  # each between the two before it: the gap halves each time
+        low, high = "a", "b"
+        names = [(low, 0), (high, 0)]
+        for number in range(count - 2):
+            middle = low + "m"
+            names.append((middle, 0))
+            low, high = (middle, high) if number % 2 else (low, middle)
+            if len(low) > 200:
+                low, high = f"c{number}", f"d{number}"
+        return names
+    names = [(f"node-{number:07}", 0) for number in range(count)]
+    if order == "descending":
+        names.reverse()
+    if order == "random":
+        random.Random(5).shuffle(names)
+    return names
+
+
+@pytest.mark.parametrize("order", ["ascending", "descending", "random", "between"])
+def test_many_workers_are_entered_fast(order: str) -> None:
+    table = WorkerTable()
+    took = []
+    for name in names_of(100_000, order):
+        began = time.thread_time_ns()
+        table.add(*name)
+        took.append(time.thread_time_ns() - began)
+    assert sum(took) < 10e9  # with all ranks given anew each time it was minutes
+    assert sum(ns > 5_000_000 for ns in took) < 5  # the garbage collector may run in some
+
+
+@pytest.mark.parametrize("order", ["ascending", "descending", "random", "between"])
+def test_ranks_follow_the_names(order: str) -> None:
+    table = WorkerTable()
+    for name in names_of(3_000, order):
+        table.add(*name)
+    ranks = [table.rank_of(number) for number in range(table.count)]
+    assert len(set(ranks)) == table.count
+    by_rank = sorted(range(table.count), key=ranks.__getitem__)
+    assert [table.names[number] for number in by_rank] == sorted(table.names)
+
+
+def test_the_next_index_is_known_before_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = WorkerTable()
+    assert table.find_or_next("a", 0) == 0
+    assert table.count == 0
+    assert table.add("a", 0) == 0
+    assert (table.find_or_next("a", 0), table.find_or_next("b", 0)) == (0, 1)
+    monkeypatch.setattr(limits, "WORKERS_MAX", 1)
+    assert table.find_or_next("a", 0) == 0
+    with pytest.raises(TooLargeError):
+        table.find_or_next("b", 0)

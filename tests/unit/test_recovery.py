@@ -251,13 +251,16 @@ async def test_what_is_recovered_is_synced_before_it_is_vouched_for(
 ) -> None:
     await written(tmp_path / "s")
     synced = set()
-    fsync = os.fsync
 
-    def noted(descriptor: int) -> None:
-        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
-        fsync(descriptor)
+    def noted(call: Callable[[int], None]) -> Callable[[int], None]:
+        def sync(descriptor: int) -> None:
+            synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+            call(descriptor)
 
-    monkeypatch.setattr(os, "fsync", noted)
+        return sync
+
+    monkeypatch.setattr(os, "fsync", noted(os.fsync))
+    monkeypatch.setattr(os, "fdatasync", noted(os.fdatasync))
     recovered(tmp_path / "s")
     assert synced == {str(tmp_path / "s"), *(str(path) for path in log_files(tmp_path / "s").values())}
 

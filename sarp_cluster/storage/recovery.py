@@ -106,7 +106,8 @@ def recover(
 ) -> RecoveredLog:
     """Replay the log files of a locked store into an empty `table`. Waits for the disk: call it in a helper thread.
 
-    With `cut` a torn tail is removed and the rest synced, otherwise it is only found. Raises CorruptRecordError for damage.
+    With `cut` a torn tail is removed and the rest synced, otherwise it is only found. Raises CorruptRecordError for
+    damage.
     """
     files = log_files(directory)
     total = sum(path.stat().st_size for path in files.values())

@@ -56,7 +56,7 @@ def strace(store: Path, *expressions: str, output: Path | str = "/dev/null") -> 
 
 
 def killing(store: Path, syscall: str, number: int) -> list[str]:
-    """strace that kills the program as it enters the `number`-th `syscall` on the store's files."""
+    """strace that kills the program as one of its threads enters its `number`-th `syscall` on the store's files."""
     return strace(store, f"trace={syscall}", f"inject={syscall}:signal=KILL:when={number}")
 
 

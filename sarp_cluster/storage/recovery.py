@@ -20,7 +20,7 @@ from sarp_cluster.core.segment_table import SegmentTable
 from sarp_cluster.errors import BadRequestError, CorruptRecordError, StorageError
 from sarp_cluster.storage.log_replay import highest_mark, live_bytes, replay
 from sarp_cluster.storage.record import RecordType
-from sarp_cluster.storage.store_directory import log_file_name, log_files, sync_directory
+from sarp_cluster.storage.store_directory import cut_file_name, log_file_name, log_files, sync_directory
 
 FORMAT_MAGIC: Final = b"SARPLOG"
 FORMAT_VERSION: Final = 1
@@ -170,12 +170,18 @@ def _refuse_damage(files: dict[int, Path], number: int, data: bytes, ended: int,
 
 
 def _cut(directory: Path, files: dict[int, Path], number: int, offset: int) -> None:
-    """Remove a torn tail, the last file first, so that being cut off here leaves a shorter tail."""
+    """Take a torn tail out of the log, the last file first, so that being cut off here leaves a shorter tail.
+
+    What is cut is kept aside under another name: should it have been damage after all, it can still be looked at.
+    """
     for later in sorted((later for later in files if later > number), reverse=True):
-        files[later].unlink()
+        files[later].rename(directory / cut_file_name(later, 0))
     if offset == 0:
-        files[number].unlink()
+        files[number].rename(directory / cut_file_name(number, 0))
     else:
+        with files[number].open("rb") as file:
+            file.seek(offset)
+            (directory / cut_file_name(number, offset)).write_bytes(file.read())
         descriptor = os.open(files[number], os.O_RDWR | os.O_CLOEXEC)
         try:
             os.ftruncate(descriptor, offset)

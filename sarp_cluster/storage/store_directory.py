@@ -4,6 +4,7 @@ LOCK                 held (flock) by the one process that has the store open
 secret               32 random bytes that key the block IDs of its namespaces, unless the owner gives a secret
 secret.tmp           a secret that was being made when the process ended
 log-NNNNN.sarp       log files, see docs/formats.md
+cut-NNNNN-OFFSET.sarp  a tail that recovery took out of a log file; nothing reads it, it may be deleted
 """
 
 from __future__ import annotations
@@ -21,11 +22,17 @@ SECRET_NAME: Final = "secret"  # noqa: S105  # the name of a file
 SECRET_TEMPORARY_NAME: Final = "secret.tmp"  # noqa: S105
 SECRET_BYTES: Final = 32
 LOG_NAME: Final = re.compile(r"log-(\d{5})\.sarp")
+CUT_NAME: Final = re.compile(r"cut-\d{5}-\d+\.sarp")
 
 
 def log_file_name(number: int) -> str:
     """Name of a log file."""
     return f"log-{number:05d}.sarp"
+
+
+def cut_file_name(number: int, offset: int) -> str:
+    """Name under which a torn tail is kept: from which log file, and from which offset of it."""
+    return f"cut-{number:05d}-{offset}.sarp"
 
 
 def sync_directory(directory: Path) -> None:
@@ -59,7 +66,7 @@ def log_files(directory: Path) -> dict[int, Path]:
         match = LOG_NAME.fullmatch(path.name)
         if match:
             found[int(match[1])] = path
-        elif path.name not in (LOCK_NAME, SECRET_NAME, SECRET_TEMPORARY_NAME):
+        elif path.name not in (LOCK_NAME, SECRET_NAME, SECRET_TEMPORARY_NAME) and not CUT_NAME.fullmatch(path.name):
             raise StorageError(f"{directory} is no store: it has {path.name} in it")
     return dict(sorted(found.items()))
 

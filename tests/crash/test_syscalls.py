@@ -26,7 +26,7 @@ SAMPLE = (
     ("fsync", 1),
     ("fsync", 7),
 )
-RECOVERY_SAMPLE = (("openat", 3), ("ftruncate", 1), ("fsync", 1), ("unlink", 1), ("unlink", 2))
+RECOVERY_SAMPLE = (("openat", 3), ("ftruncate", 1), ("fsync", 1), ("rename", 1), ("rename", 2))
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +108,7 @@ def recovery_calls(torn: Path, tmp_path: Path) -> Iterator[tuple[str, int]]:
     status, calls = count_calls(store, command(store, ledger, "--reopen"), tmp_path / "trace")
     assert status == 0
     assert calls["ftruncate"] == 1
-    assert calls["unlink"] == 2
+    assert calls["rename"] == 2
     return ((syscall, number) for syscall, count in calls.items() for number in range(1, count + 1))
 
 

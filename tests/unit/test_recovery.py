@@ -596,7 +596,7 @@ async def test_recovery_that_is_interrupted_is_done_again(tmp_path: Path, monkey
         copy_store(tmp_path / "s", crashed)
         left = steps
         with monkeypatch.context() as patch, suppress(InterruptedRecoveryError):
-            for name in ("ftruncate", "unlink", "fsync"):
+            for name in ("ftruncate", "rename", "fsync", "fdatasync"):
                 patch.setattr(os, name, interrupted(getattr(os, name)))
             recovered(crashed)
         recovered(crashed)

@@ -144,7 +144,10 @@ def recover(
     if cut:
         _make_durable(directory, files)
     table.finish_restore()
-    namespaces, workers = _replay_others(others)
+    try:
+        namespaces, workers = _replay_others(others)
+    except (struct.error, ValueError, KeyError) as error:
+        raise CorruptRecordError(f"{directory}: a namespace or worker record makes no sense: {error!r}") from error
     return RecoveredLog(
         files=files,
         lsn=lsn,

@@ -47,6 +47,7 @@ async def insert(
     insertion = state.insertion()
     insertion.load(block_ids, namespace.key, namespace.id, offset // size, first - offset)
     await _search(state, insertion)
+    insertion.check_readable()
     if _check_change(state, worker, generation, seq):
         insertion.check_prefix(offset == 0)
         insertion.plan(state.workers.find_or_next(*worker), generation, tier, handle)
@@ -85,6 +86,7 @@ async def remove(
     insertion = state.insertion()
     insertion.load(block_ids[: last * BLOCK_ID_BYTES], namespace.key, namespace.id, 0, first)
     await _search(state, insertion)
+    insertion.check_readable()
     changed = 0
     if _check_change(state, worker, generation, seq):
         changed = insertion.plan_removal(state.workers.find_or_next(*worker), generation, tier_number)

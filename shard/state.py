@@ -9,7 +9,6 @@ from typing import Final
 
 from sarp_cluster.config import IndexConfig
 from sarp_cluster.core.answering import Answering
-from sarp_cluster.core.healing import HealingSearch
 from sarp_cluster.core.insertion import Insertion
 from sarp_cluster.core.matching import Search
 from sarp_cluster.core.parameters import SarpParameters
@@ -53,7 +52,7 @@ class IndexState:
         """An insertion to use, as `search`."""
         if self.idle_insertions:
             return self.idle_insertions.pop()
-        search = HealingSearch(self.parameters, self.directory, self.points, self.table)
+        search = Search(self.parameters, self.directory, self.points, self.table)
         return Insertion(search, self.points, self.table, self.workers)
 
     async def wait_for(self, batch: SegmentBatch) -> None:

@@ -6,7 +6,6 @@ worker's new blocks begin: its cost follows what is added, not the history. Then
 
 * all blocks are there: only the worker's location runs change, at the blocks' homes;
 * the sequence goes on where a stored segment ends: that segment is extended in place;
-* the segment is damaged, but known to hold what the sequence has there: it is written again, without its old locations;
 * it diverges inside a segment: a new segment copies the shared block IDs but not their locations, and names as its origin
   the segment that holds the block before the fork; the rest of the sequence gets new segments.
 
@@ -20,7 +19,7 @@ from libc.string cimport memcpy, memmove
 from sarp_cluster.core.block_id cimport NamespaceKey
 from sarp_cluster.core.matching cimport HOMES_MAX, Home, Search
 from sarp_cluster.core.routing_points cimport RoutingPoints
-from sarp_cluster.core.segment cimport DELTA, IMAGE, READ, LocationRun, SegmentBatch, SegmentColumns
+from sarp_cluster.core.segment cimport DAMAGED, DELTA, IMAGE, READ, LocationRun, SegmentBatch, SegmentColumns
 from sarp_cluster.core.segment_table cimport SegmentTable
 from sarp_cluster.core.worker_table cimport WorkerTable
 
@@ -93,6 +92,20 @@ cdef class Insertion:
 
     # --- planning ------------------------------------------------------------------------------------------------------
 
+    def check_readable(self):
+        """Raise CorruptRecordError if the search met a segment that cannot be read.
+
+        What it held is not known. Going round it could store blocks a second time, and a block with two homes could be
+        answered with a holder that was removed from one of them.
+        """
+        cdef int item
+        for item in range(self.search.batch.count):
+            if self.search.batch.item[item].state == DAMAGED:
+                raise CorruptRecordError(
+                    f"segment {self.search.batch.item[item].slot} (window {self.search.batch.item[item].window}) is damaged: "
+                    f"nothing can be inserted or removed under it"
+                )
+
     def check_prefix(self, bint rooted):
         """Raise UnknownPrefixError if the first window needs ancestors (it is not `rooted`) and is not in the index."""
         if not rooted and self.search.verified == 0:
@@ -112,9 +125,7 @@ cdef class Insertion:
         self.writes.clear()
         self.blocks_added = 0
         try:
-            for w in range(self.low, min(window, self.search.windows)):
-                if self.search.batch.item[self.search.path[w]].image_count == 0:
-                    self.edit(self.search.path[w])  # healed: it has to be written
+            for w in range(first_window, min(window, self.search.windows)):
                 self.hold_window(w, size, self.first - w * size, size, &location)
             if window < self.search.windows:
                 blocks = self.search.window_blocks(window)
@@ -392,8 +403,6 @@ cdef class Insertion:
             segment = &self.writes.item[write]
             count_before = self.table.row(segment.slot).count
             self.table.store(segment)
-            if segment.image_count == 0:  # new, or healed: a restart meanwhile left out what it could not read
-                count_before = 0
             if segment.count != count_before:
                 self.points.register(segment.slot, segment.ids, segment.count, count_before)
 

@@ -72,11 +72,7 @@ cdef class Search(Query):
     cdef int add_origins(self, int item) except -1
     cdef int add_chain(self, int item) except -1
     cdef int verify(self, int item, int window) noexcept nogil
-    cdef bint whole(self, int item, int window, int matched) noexcept nogil
     cdef int choose(self) except -1
-    cdef int drop_best(self) except -1
-    cdef void note_holes(self, int window) noexcept nogil
-    cdef void heal(self) noexcept nogil
     cdef int conclude(self) except -1
     cdef int advance(self) except -1
     cdef int start(self, int top, int low) except -1

@@ -16,9 +16,6 @@ entries and parent references may all lie: the answer gets shorter, never wrong.
 
 What a wave does about lies: a top window without any match is given up for the one before it; an ancestor that differs
 sends the search through the windows stepwise from there on.
-
-A copy whose origin does not verify is of no use: nobody could say who holds what it shares. It counts as a wrong candidate
-too, so that another segment with the same blocks is found, or made by an insert. What else an insert heals: see healing.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -290,18 +287,6 @@ cdef class Search(Query):
             matched += 1
         return matched
 
-    cdef bint whole(self, int item, int window, int matched) noexcept nogil:
-        """Do the homes of the first `matched` blocks of a verified segment verify (see `homes`)?"""
-        if window < self.homes_from:
-            return True
-        while True:
-            matched = min(matched, <int>self.batch.item[item].fork)
-            if matched == 0:
-                return True
-            item = self.batch.item[item].origin_item
-            if item < 0 or (self.batch.item[item].fork < matched and self.verify(item, window) < matched):
-                return False
-
     cdef int advance(self) except -1:
         """Go on with what was read. Returns how many segments are to be read next; 0: the search is over."""
         cdef int pending
@@ -314,8 +299,6 @@ cdef class Search(Query):
                 return pending
             if pending == 0:
                 return 0
-            if pending == -3:
-                continue
             pending = self.open_window(self.top, self.low)  # conclude moved on to another window
             if pending:
                 self.waves += 1
@@ -349,33 +332,10 @@ cdef class Search(Query):
             pending += self.add_chain(self.best_item)
         return pending + self.add_origins(self.best_item)
 
-    cdef int drop_best(self) except -1:
-        """The best candidate's origins do not verify: choose again without it. Returns what conclude does."""
-        cdef int item
-        self.batch.item[self.best_item].state = DAMAGED
-        self.best_item = -1
-        self.window_items_end = self.batch.count
-        for item in range(self.window_items, self.window_items_end):
-            self.batch.item[item].matched = 0
-        # Candidates that could not be better than the one dropped were passed over: walk again, skipping what was retrieved.
-        self.candidates = 0
-        self.candidate_next = 0
-        self.walk_open = self.parameters.segment_blocks
-        self.directory.walk_begin(&self.walk, self.walk.key, self.walk.high, self.walk.low)
-        self.walk_version = self.directory.version
-        self.phase = CANDIDATES
-        return -3
-
     cdef int conclude(self) except -1:
-        """Join what is verified.
-
-        Returns 0 when the search is over, -2 when it goes on in window `top`, -3 when it chooses again in this window.
-        """
+        """Join what is verified. Returns 0 when the search is over, -2 when it goes on in window `top`."""
         cdef int size = self.parameters.segment_blocks
         cdef int window
-        if self.best_item >= 0 and not self.whole(self.best_item, self.top, self.batch.item[self.best_item].matched):
-            return self.drop_best()
-        self.heal()
         if self.best_item < 0:
             self.verified = self.low * size
             if self.top > self.low:
@@ -384,9 +344,7 @@ cdef class Search(Query):
             return 0
         self.path[self.top] = self.best_item
         for window in range(self.low, self.top):
-            if (self.path[window] < 0 or self.verify(self.path[window], window) < size
-                    or not self.whole(self.path[window], window, size)):
-                self.note_holes(window)
+            if self.path[window] < 0 or self.verify(self.path[window], window) < size:
                 self.verified = window * size
                 self.stepwise = True
                 self.top = window
@@ -399,12 +357,6 @@ cdef class Search(Query):
             self.low = self.top
             return -2
         return 0
-
-    cdef void note_holes(self, int window) noexcept nogil:
-        """An ancestor in `window` is of no use; the search goes on there. See healing."""
-
-    cdef void heal(self) noexcept nogil:
-        """The candidates of window `top` are verified. See healing."""
 
     cdef int homes(self, int window, int matched, Home* homes) noexcept nogil:
         """Homes of the first `matched` blocks of a verified window, in token order, as many as verify.

@@ -65,6 +65,10 @@ LOG_TAIL_BYTES_MAX: Final = 8 * 1024 * 1024
 READ_GAP_BYTES_MAX: Final = 512
 """Two records of one wave are read by one call when at most this many bytes lie between them."""
 
+LOCATIONS_ANSWER_MAX: Final = 65_536
+"""Locations after which an answer with detail "blocks" ends, behind a whole block: it is made in one go, at some
+microseconds each, and thousands of workers may hold each of REQUEST_BLOCKS_MAX blocks."""
+
 INSERT_ATTEMPTS_MAX: Final = 64
 """Times an insert starts again because the index changed while it waited for the disk. Each attempt keeps the records
 already read, so that it waits only for what is new."""

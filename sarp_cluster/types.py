@@ -102,11 +102,12 @@ class MatchResult(Protocol):
 
     @property
     def blocks(self) -> list[list[BlockLocation]] | None:
-        """With detail "blocks": for each matched block, in token order, where it is."""
+        """With detail "blocks": for each matched block, in token order, where it is; the last ones are left out where
+        there would be more than limits.LOCATIONS_ANSWER_MAX locations (then `truncated`)."""
 
     @property
     def truncated(self) -> bool:
-        """True when `max_workers` left workers out."""
+        """True when `max_workers` left workers out, or `blocks` ends early (limits.LOCATIONS_ANSWER_MAX)."""
 
     @property
     def reads(self) -> int:

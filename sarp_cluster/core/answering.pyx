@@ -14,6 +14,7 @@ from sarp_cluster.core.matching cimport HOMES_MAX, Home, Search
 from sarp_cluster.core.segment cimport LocationRun, SegmentColumns
 from sarp_cluster.core.worker_table cimport WorkerTable
 
+from sarp_cluster import limits
 from sarp_cluster.types import BlockLocation, Tier, Worker
 
 cdef extern from *:
@@ -191,14 +192,15 @@ cdef class Answering:
             made.append(worker)
         return made
 
-    cdef list make_blocks(self, Search search, int tiers, const unsigned char* wanted):
-        """Locations of each matched block, in token order, sorted by worker and tier."""
+    cdef list make_blocks(self, Search search, int tiers, const unsigned char* wanted, MatchAnswer answer):
+        """Locations of each matched block, in token order, sorted by worker and tier; cut where they are too many."""
         cdef Home homes[HOMES_MAX]
         cdef int size = search.parameters.segment_blocks
         cdef int window, i, block, end
         cdef uint32_t r
         cdef SegmentColumns* segment
         cdef LocationRun* run
+        cdef Py_ssize_t left = limits.LOCATIONS_ANSWER_MAX
         made = []
         window = 0
         while window * size < self.matched:
@@ -206,6 +208,9 @@ cdef class Answering:
             for i in range(search.homes(window, end, homes)):
                 segment = &search.batch.item[homes[i].item]
                 for block in range(homes[i].begin, homes[i].end):
+                    if left <= 0:
+                        answer.truncated = True
+                        return made
                     locations = []
                     for r in range(segment.runs_begin, segment.runs_begin + segment.runs_count):
                         run = &search.batch.run[r]
@@ -221,6 +226,7 @@ cdef class Answering:
                             ))
                     locations.sort(key=location_order)
                     made.append(locations)
+                    left -= len(locations)
             window += 1
         return made
 
@@ -243,7 +249,7 @@ cdef class Answering:
         answer.windows_routed = search.windows_routed
         answer.workers = [] if detail == "none" else self.make_workers(max_workers, answer)
         if detail == "blocks":
-            answer.blocks = self.make_blocks(search, tiers, filter_workers)
+            answer.blocks = self.make_blocks(search, tiers, filter_workers, answer)
         return answer
 
 

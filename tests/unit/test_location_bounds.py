@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sarp_cluster import limits
 from sarp_cluster.errors import TooLargeError
 from sarp_cluster.testing.core_access import load, store
 from sarp_cluster.testing.segments import make_batch
@@ -67,3 +68,24 @@ def test_more_runs_than_a_record_holds_are_refused(tmp_path: Path) -> None:
             await index.close()
 
     asyncio.run(test())
+
+
+async def test_an_answer_with_too_many_locations_is_cut_behind_a_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = await Index.open(tmp_path, secret=bytes(32))
+    try:
+        namespace = index.create_namespace(NamespaceSpec(model="m", hash_profile=HashProfile.OPAQUE))
+        ids = b"".join(number.to_bytes(8, "little") for number in range(1, 101))
+        for name in "abc":
+            await index.insert(namespace, ids, worker=Worker(name))
+        whole = await index.match(namespace, ids, detail="blocks")
+        assert whole.blocks is not None
+        assert (len(whole.blocks), whole.truncated) == (100, False)
+        for most, blocks in ((300, 100), (299, 100), (297, 99), (200, 67), (1, 1)):
+            monkeypatch.setattr(limits, "LOCATIONS_ANSWER_MAX", most)
+            answer = await index.match(namespace, ids, detail="blocks")
+            assert answer.blocks == whole.blocks[:blocks]
+            assert (answer.matched_blocks, answer.truncated) == (100, blocks < 100)
+    finally:
+        await index.close()

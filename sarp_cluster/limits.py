@@ -11,9 +11,6 @@ SEGMENT_BLOCKS_MAX: Final = 64
 REQUEST_BLOCKS_MAX: Final = 131_072
 """Blocks of one match or insert. The longest real context we have seen has 55,896 blocks of 16 tokens."""
 
-REQUEST_WINDOWS_MAX: Final = 65_535
-"""Windows of one sequence: a segment's window is stored in 16 bits (REQUEST_BLOCKS_MAX / the smallest S fits)."""
-
 BLOCK_TOKENS_MAX: Final = 4_096
 """Tokens a block. Engines use 16 to 512."""
 
@@ -75,9 +72,6 @@ already read, so that it waits only for what is new."""
 
 BACKFILL_SEGMENTS_A_STEP: Final = 32
 """Segments that one step of the back-fill reads and registers before it yields to foreground work."""
-
-BACKFILL_QUEUE_MAX: Final = 1_000_000
-"""Back-fills that may be queued. One that does not fit is found again by the next insert that meets its list."""
 
 MERGE_POSTINGS_A_STEP: Final = 4_096
 """Postings that one step of the overlay's merge into a new base moves before it yields."""

@@ -14,7 +14,6 @@ from shard.namespaces import NamespaceRegistry
 from shard.state import IndexState
 
 SEGMENTS_A_READ: Final = 1_024
-FIRST_SLOT: Final = 4_096
 
 
 async def restore(state: IndexState, namespaces: NamespaceRegistry, log: RecoveredLog) -> None:
@@ -28,12 +27,7 @@ async def restore(state: IndexState, namespaces: NamespaceRegistry, log: Recover
         state.workers.set_generation(index, worker.generation)
         state.workers.set_seq(index, worker.seq)
     registered = damaged = 0
-    for begin in range(FIRST_SLOT, state.table.slots_end, SEGMENTS_A_READ):
-        slots = [
-            slot
-            for slot in range(begin, min(begin + SEGMENTS_A_READ, state.table.slots_end))
-            if state.table.describe(slot) is not None
-        ]
+    for slots in state.table.slots_in_use(SEGMENTS_A_READ):
         search = state.search()
         search.load_segments(slots)
         await state.wait_for(search.batch)

@@ -38,10 +38,9 @@ async def validate(state: IndexState) -> None:
 
 async def _read_all(state: IndexState) -> dict[int, dict[str, Any]]:
     segments: dict[int, dict[str, Any]] = {}
-    slots = [slot for slot in range(FIRST_SLOT, state.table.slots_end) if state.table.describe(slot) is not None]
-    for begin in range(0, len(slots), SEGMENTS_A_READ):
+    for slots in state.table.slots_in_use(SEGMENTS_A_READ):
         search = state.search()
-        search.load_segments(slots[begin : begin + SEGMENTS_A_READ])
+        search.load_segments(slots)
         batch = search.batch
         if state.store.read_cached(batch):
             await state.wait_for(batch)

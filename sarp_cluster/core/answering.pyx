@@ -11,7 +11,7 @@ from libc.stdlib cimport free, qsort, realloc
 from libc.string cimport memmove
 
 from sarp_cluster.core.matching cimport HOMES_MAX, Home, Search
-from sarp_cluster.core.segment cimport LocationRun, SegmentColumns
+from sarp_cluster.core.segment cimport LocationRun, SegmentColumns, blocks_mask
 from sarp_cluster.core.worker_table cimport WorkerTable
 
 from sarp_cluster import limits
@@ -58,12 +58,6 @@ cdef class MatchAnswer:
     cdef readonly int waves
     cdef readonly int retrieved
     cdef readonly int windows_routed
-
-
-cdef inline uint64_t blocks_mask(int begin, int end) noexcept nogil:
-    """Bits begin..end-1."""
-    cdef uint64_t upto = ~(<uint64_t>0) if end >= 64 else (<uint64_t>1 << end) - 1
-    return upto & ~((<uint64_t>1 << begin) - 1) if begin < 64 else 0
 
 
 cdef int compare_holders(const void* a, const void* b) noexcept nogil:

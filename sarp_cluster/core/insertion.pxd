@@ -1,6 +1,6 @@
 from libc.stdint cimport uint32_t, uint64_t
 
-from sarp_cluster.core.matching cimport Search
+from sarp_cluster.core.matching cimport Home, Search
 from sarp_cluster.core.routing_points cimport RoutingPoints
 from sarp_cluster.core.segment cimport LocationRun, SegmentBatch
 from sarp_cluster.core.segment_table cimport SegmentTable
@@ -29,6 +29,7 @@ cdef class Insertion:
     cdef int edit(self, int item) except -1
     cdef int hold(self, int item, const Location* location, uint64_t mask) except -1
     cdef int release(self, int item, const Location* location, uint64_t mask) except -1
+    cdef int all_homes(self, int window, int matched, Home* homes) except -1
     cdef int hold_window(self, int window, int matched, int begin, int end, const Location* location) except -1
     cdef bint alive(self, const LocationRun* run, const Location* location) noexcept nogil
     cdef int put_run(self, int write, const Location* location, uint64_t mask) except -1

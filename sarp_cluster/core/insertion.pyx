@@ -19,28 +19,25 @@ from libc.string cimport memcpy, memmove
 from sarp_cluster.core.block_id cimport NamespaceKey
 from sarp_cluster.core.matching cimport HOMES_MAX, Home, Search
 from sarp_cluster.core.routing_points cimport RoutingPoints
-from sarp_cluster.core.segment cimport DAMAGED, DELTA, IMAGE, READ, LocationRun, SegmentBatch, SegmentColumns
+from sarp_cluster.core.segment cimport (
+    DAMAGED,
+    DELTA,
+    IMAGE,
+    READ,
+    LocationRun,
+    SegmentBatch,
+    SegmentColumns,
+    blocks_mask,
+    mask_runs,
+)
 from sarp_cluster.core.segment_table cimport SegmentTable
 from sarp_cluster.core.worker_table cimport WorkerTable
 
 from sarp_cluster import limits
 from sarp_cluster.errors import CorruptRecordError, TooLargeError, UnknownPrefixError
 
-cdef extern from *:
-    """
-    static inline int sarp_popcount64(unsigned long long x) { return __builtin_popcountll(x); }
-    """
-    int sarp_popcount64(unsigned long long x) noexcept nogil
-
 cdef int NO_CAP = 2**31 - 1
 cdef uint32_t RUNS_MAX = limits.LOCATION_RUNS_MAX
-
-
-cdef inline uint64_t blocks_mask(int begin, int end) noexcept nogil:
-    """Bits begin..end-1; none when begin >= end."""
-    if begin >= end:
-        return 0
-    return (~(<uint64_t>0) >> (64 - (end - begin))) << begin
 
 
 cdef class Insertion:
@@ -157,9 +154,7 @@ cdef class Insertion:
         self.blocks_added = 0
         for window in range(self.first // size, (self.search.verified + size - 1) // size):
             matched = min(size, self.search.verified - window * size)
-            count = self.search.homes(window, matched, homes)
-            if (homes[count - 1].end if count else 0) != matched:
-                raise CorruptRecordError(f"the home of a block of window {window} is damaged")
+            count = self.all_homes(window, matched, homes)
             for i in range(count):
                 self.release(
                     homes[i].item, &location, blocks_mask(max(homes[i].begin, self.first - window * size), homes[i].end)
@@ -212,6 +207,13 @@ cdef class Insertion:
                 return 0
         return self.put_run(self.edit(item), location, mask)
 
+    cdef int all_homes(self, int window, int matched, Home* homes) except -1:
+        """Search.homes of all of a window's first `matched` blocks. Raises CorruptRecordError where one does not verify."""
+        cdef int count = self.search.homes(window, matched, homes)
+        if (homes[count - 1].end if count else 0) != matched:
+            raise CorruptRecordError(f"the home of a block of window {window} is damaged")
+        return count
+
     cdef int hold_window(self, int window, int matched, int begin, int end, const Location* location) except -1:
         """The worker holds blocks [begin, end) of a window whose first `matched` blocks are there."""
         cdef Home homes[HOMES_MAX]
@@ -220,9 +222,7 @@ cdef class Insertion:
         begin = max(begin, 0)
         if begin >= end:
             return 0
-        count = self.search.homes(window, matched, homes)
-        if (homes[count - 1].end if count else 0) != matched:
-            raise CorruptRecordError(f"the home of a block of window {window} is damaged")
+        count = self.all_homes(window, matched, homes)
         for i in range(count):
             mask = blocks_mask(max(begin, homes[i].begin), min(end, homes[i].end))
             if mask:
@@ -369,13 +369,11 @@ cdef class Insertion:
         cdef SegmentColumns* segment
         cdef int write, lacking
         cdef uint32_t r, stored
-        cdef uint64_t mask
         for write in range(self.writes.count):
             segment = &self.writes.item[write]
             stored = 0
             for r in range(segment.runs_begin, segment.runs_begin + segment.runs_count):
-                mask = self.writes.run[r].mask
-                stored += sarp_popcount64(mask & ~(mask << 1))
+                stored += mask_runs(self.writes.run[r].mask)
             if stored > RUNS_MAX:
                 raise TooLargeError(
                     f"worker: a segment's blocks would have {stored} location runs, "

@@ -57,6 +57,25 @@ cdef class SegmentBatch:
     cdef void clear(self) noexcept nogil
 
 
+cdef extern from *:
+    """
+    static inline int sarp_popcount64(unsigned long long x) { return __builtin_popcountll(x); }
+    """
+    int sarp_popcount64(unsigned long long x) noexcept nogil
+
+
+cdef inline uint64_t blocks_mask(int begin, int end) noexcept nogil:
+    """Bits begin..end-1; none when begin >= end."""
+    if begin >= end:
+        return 0
+    return (~(<uint64_t>0) >> (64 - (end - begin))) << begin
+
+
+cdef inline int mask_runs(uint64_t mask) noexcept nogil:
+    """Runs of consecutive blocks in a mask: what it takes on disk."""
+    return sarp_popcount64(mask & ~(mask << 1))
+
+
 # A place in the log packs into 64 bits: file index (16) | length in 8-byte units (16) | offset in 8-byte units (32).
 cdef inline uint64_t pack_place(uint32_t file, uint64_t offset, uint32_t length) noexcept nogil:
     return (<uint64_t>file << 48) | (<uint64_t>(length >> 3) << 32) | (offset >> 3)

@@ -193,6 +193,18 @@ cdef class SegmentTable:
             + self.free_capacity * sizeof(uint32_t)
         )
 
+    def slots_in_use(self, size_t limit):
+        """The slots of all segments, in order, in lists of up to `limit`."""
+        cdef uint32_t slot = FIRST_SLOT
+        while slot < self.next_slot:
+            found = []
+            while slot < self.next_slot and len(found) < limit:
+                if self.row(slot).count:
+                    found.append(slot)
+                slot += 1
+            if found:
+                yield found
+
     def slots_with_delta(self, uint32_t begin, uint32_t rows, int limit):
         """Up to `limit` slots whose segment has a delta, among `rows` rows from `begin` on, and the slot to go on from."""
         cdef uint32_t slot = max(begin, <uint32_t>FIRST_SLOT)

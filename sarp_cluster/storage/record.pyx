@@ -18,6 +18,7 @@ from sarp_cluster.core.segment cimport (
     LocationRun,
     SegmentBatch,
     SegmentColumns,
+    mask_runs,
     place_length,
 )
 from sarp_cluster.storage.crc32c cimport crc32c
@@ -32,11 +33,9 @@ cdef extern from *:
     #endif
     static inline int sarp_ctz64(unsigned long long x) { return __builtin_ctzll(x); }
     static inline int sarp_ones64(unsigned long long x) { return ~x ? __builtin_ctzll(~x) : 64; }
-    static inline int sarp_popcount64(unsigned long long x) { return __builtin_popcountll(x); }
     """
     int sarp_ctz64(unsigned long long x) noexcept nogil
     int sarp_ones64(unsigned long long x) noexcept nogil
-    int sarp_popcount64(unsigned long long x) noexcept nogil
 
 cdef enum:
     MAGIC = 0x5253             # "SR"
@@ -120,11 +119,6 @@ cdef int check_frame(const uint8_t* record, uint32_t length, uint32_t file, uint
 cdef inline uint32_t padded(uint32_t size) noexcept nogil:
     """Records begin and end at multiples of 8 bytes."""
     return (size + 7) & ~<uint32_t>7
-
-
-cdef inline int mask_runs(uint64_t mask) noexcept nogil:
-    """Runs of consecutive blocks in a mask."""
-    return sarp_popcount64(mask & ~(mask << 1))
 
 
 cdef uint32_t segment_bytes(const SegmentColumns* segment, const LocationRun* runs) noexcept nogil:

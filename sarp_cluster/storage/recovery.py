@@ -159,12 +159,18 @@ def recover(
     )
 
 
-def _refuse_damage(files: dict[int, Path], number: int, data: bytes, ended: int, lsn: int) -> None:
-    """Raise CorruptRecordError if something behind the record that does not verify vouches for it."""
-    vouched = highest_mark(data, ended, number)
+def vouched_behind(files: dict[int, Path], number: int, data: bytes, offset: int) -> int:
+    """The highest LSN that anything behind an offset of a log file (its `data`) says was durable; 0: nothing does."""
+    vouched = highest_mark(data, offset, number)
     for later, path in files.items():
         if later > number:
             vouched = max(vouched, highest_mark(path.read_bytes(), 0, later))
+    return vouched
+
+
+def _refuse_damage(files: dict[int, Path], number: int, data: bytes, ended: int, lsn: int) -> None:
+    """Raise CorruptRecordError if something behind the record that does not verify vouches for it."""
+    vouched = vouched_behind(files, number, data, ended)
     if vouched > lsn:
         raise CorruptRecordError(
             f"{files[number]}: the record at offset {ended} (LSN {lsn + 1}) does not verify, and records through LSN "

@@ -17,14 +17,13 @@ from sarp_cluster.core.routing_directory import RoutingDirectory
 from sarp_cluster.core.routing_points import RoutingPoints
 from sarp_cluster.core.segment_table import SegmentTable
 from sarp_cluster.errors import InvariantViolationError, SarpError
-from sarp_cluster.storage.log_replay import highest_mark, next_record, replay
+from sarp_cluster.storage.log_replay import next_record, replay
 from sarp_cluster.storage.log_tail import LogTail
 from sarp_cluster.storage.record import RecordType
-from sarp_cluster.storage.recovery import check_header, file_header, header_segment_blocks
+from sarp_cluster.storage.recovery import check_header, file_header, header_segment_blocks, vouched_behind
 from sarp_cluster.storage.store_directory import lock, log_files
 
 SEGMENTS_A_READ: Final = 1_024
-FIRST_SLOT: Final = 4_096
 READ: Final = 1
 
 
@@ -108,10 +107,7 @@ def _explain(
         )
         found.findings.append(Finding(name, offset, what))
         return (_behind(data, offset, number), next_lsn) if next_lsn == lsn + 1 else (offset, next_lsn - 1)
-    vouched = highest_mark(data, offset, number)
-    for later, path in files.items():
-        if later > number:
-            vouched = max(vouched, highest_mark(path.read_bytes(), 0, later))
+    vouched = vouched_behind(files, number, data, offset)
     if vouched > lsn:
         what = f"{resumed - offset} bytes do not verify, although records through LSN {vouched} were durable"
         found.findings.append(Finding(name, offset, what))
@@ -143,9 +139,8 @@ def _verify_segments(found: Verification, table: SegmentTable, files: dict[int, 
     try:
         for number, descriptor in descriptors:
             tail.set_descriptor(number, descriptor)
-        for begin in range(FIRST_SLOT, table.slots_end, SEGMENTS_A_READ):
-            end = min(begin + SEGMENTS_A_READ, table.slots_end)
-            search.load_segments([slot for slot in range(begin, end) if table.describe(slot) is not None])
+        for slots in table.slots_in_use(SEGMENTS_A_READ):
+            search.load_segments(slots)
             tail.read_wait(search.batch)
             for segment in search.batch.describe():
                 if segment["state"] != READ:

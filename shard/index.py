@@ -13,6 +13,7 @@ from pathlib import Path
 from sarp_cluster.config import IndexConfig, Strategy
 from sarp_cluster.core.answering import MatchAnswer
 from sarp_cluster.core.segment_table import SegmentTable
+from sarp_cluster.storage.file_system import DISK, FileSystem, run_to_end
 from sarp_cluster.storage.log import LogStore
 from sarp_cluster.storage.recovery import Progress
 from sarp_cluster.storage.segment_store import SegmentStore
@@ -44,12 +45,13 @@ class Index:
         *,
         secret: bytes | None = None,
         progress: Progress | None = None,
+        file_system: FileSystem = DISK,
     ) -> Index:
         """The index in `directory`: a new one if that is empty or absent, else recovered from what stands there.
 
         `secret` (16 to 64 bytes) keys the namespaces' block IDs; without one, the store keeps a random secret of its
         own. `progress` is told (bytes replayed, bytes in all). Raises StorageError when another process has the store
-        open, CorruptRecordError when acknowledged records are damaged.
+        open, CorruptRecordError when acknowledged records are damaged. `file_system` is for tests.
         """
         config = config or IndexConfig()
         table = SegmentTable()
@@ -59,10 +61,11 @@ class Index:
             segment_blocks=config.segment_blocks,
             file_bytes_max=config.log_file_bytes,
             progress=progress,
+            file_system=file_system,
         )
         try:
             if secret is None:
-                secret = await asyncio.get_running_loop().run_in_executor(None, load_secret, directory)
+                secret = await run_to_end(lambda: load_secret(directory, file_system))
             index = cls(config, store, table, secret)
             await restore(index.state, index.namespaces, log)
         except BaseException:

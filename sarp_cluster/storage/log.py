@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from sarp_cluster import limits
 from sarp_cluster.core.segment import SegmentBatch
 from sarp_cluster.core.segment_table import SegmentTable
 from sarp_cluster.errors import StorageError, StoreFullError, StorePoisonedError
+from sarp_cluster.storage.file_system import DISK, FileSystem, run_to_end
 from sarp_cluster.storage.log_tail import LogTail
 from sarp_cluster.storage.record import RecordType
 from sarp_cluster.storage.recovery import Progress, RecoveredLog, file_header, name_bytes, recover
 from sarp_cluster.storage.segment_store import StoreStatistics
-from sarp_cluster.storage.store_directory import lock, log_file_name, sync_directory
+from sarp_cluster.storage.store_directory import keep, lock, log_file_name
 
 WRITE_DELAY_MS: Final = 5
 """Appended bytes wait at most so long in memory before they are written to their file."""
@@ -41,14 +41,30 @@ class NoSpaceError(OSError):
     """A write did not fit. Unlike a failed sync it may be repeated: nothing was promised yet."""
 
 
+class _Opened(NamedTuple):
+    """A store that is locked and recovered: the work of the helper thread."""
+
+    lock_descriptor: int
+    log: RecoveredLog
+    descriptors: dict[int, int]
+    """By the number of the log file."""
+
+
+def _close_all(file_system: FileSystem, descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        file_system.close(descriptor)
+
+
 class LogStore:
     """A SegmentStore of append-only files in one directory."""
 
     def __init__(
-        self, directory: Path, lock_descriptor: int, log: RecoveredLog, *, file_bytes_max: int, segment_blocks: int
+        self, directory: Path, file_system: FileSystem, opened: _Opened, *, file_bytes_max: int, segment_blocks: int
     ) -> None:
+        log = opened.log
         self._directory = directory
-        self._lock_descriptor = lock_descriptor
+        self._file_system = file_system
+        self._lock_descriptor = opened.lock_descriptor
         self._loop = asyncio.get_running_loop()
         # Recovery never appends to an old file: what is behind a cut may still stand on the disk.
         self._tail = LogTail(
@@ -61,10 +77,9 @@ class LogStore:
             live_bytes=log.live_bytes,
         )
         self._opened_lsn = self._tail.lsn
-        self._descriptors: dict[int, int] = {}
-        for number, path in log.files.items():
-            self._descriptors[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self._tail.set_descriptor(number, self._descriptors[number])
+        self._descriptors = opened.descriptors
+        for number, descriptor in self._descriptors.items():
+            self._tail.set_descriptor(number, descriptor)
         self._writer = ThreadPoolExecutor(1, "sarp-log-writer")
         self._writing = asyncio.Lock()  # one write at a time; held across our own thread's work only
         self._timer: asyncio.TimerHandle | None = None
@@ -92,23 +107,33 @@ class LogStore:
         segment_blocks: int,
         file_bytes_max: int = limits.LOG_FILE_BYTES_MAX,
         progress: Progress | None = None,
+        file_system: FileSystem = DISK,
     ) -> tuple[LogStore, RecoveredLog]:
         """The store in `directory`, new or recovered: its segments are entered in the empty `table`.
 
         Raises StorageError when another process has it open, CorruptRecordError when acknowledged records are damaged.
         """
 
-        def prepare() -> tuple[int, RecoveredLog]:
-            descriptor = lock(directory)
+        def prepare() -> _Opened:
+            opened: dict[int, int] = {}
+            descriptor = lock(directory, file_system)
             try:
-                return descriptor, recover(directory, table, segment_blocks, progress=progress)
+                log = recover(directory, table, segment_blocks, progress=progress, file_system=file_system)
+                if not log.files:
+                    keep(directory, file_system)
+                for number, path in log.files.items():
+                    opened[number] = file_system.open_to_read(path)
             except BaseException:
-                os.close(descriptor)
+                _close_all(file_system, [*opened.values(), descriptor])
                 raise
+            return _Opened(descriptor, log, opened)
 
-        descriptor, log = await asyncio.get_running_loop().run_in_executor(None, prepare)
-        store = cls(directory, descriptor, log, file_bytes_max=file_bytes_max, segment_blocks=segment_blocks)
-        return store, log
+        def undo(opened: _Opened) -> None:
+            _close_all(file_system, [*opened.descriptors.values(), opened.lock_descriptor])
+
+        opened = await run_to_end(prepare, undo)
+        store = cls(directory, file_system, opened, file_bytes_max=file_bytes_max, segment_blocks=segment_blocks)
+        return store, opened.log
 
     # --- putting -----------------------------------------------------------------------------------------------------
 
@@ -241,20 +266,17 @@ class LogStore:
         try:
             for number, offset, data in sealed:
                 if number not in self._descriptors:
-                    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                    self._descriptors[number] = os.open(self._directory / log_file_name(number), flags, mode=0o600)
+                    self._descriptors[number] = self._file_system.create(self._directory / log_file_name(number))
                 self._unsynced.add(number)
-                done = 0
-                while done < len(data):
-                    done += os.pwrite(self._descriptors[number], data[done:], offset + done)
+                self._file_system.write(self._descriptors[number], data, offset)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise NoSpaceError(error.errno, error.strerror) from error
             raise
         if sync and self._unsynced:
             for number in self._unsynced:
-                os.fdatasync(self._descriptors[number])
-            sync_directory(self._directory)  # the names of new files
+                self._file_system.sync(self._descriptors[number])
+            self._file_system.sync_directory(self._directory)  # the names of new files
             self._unsynced.clear()
         return {number: self._descriptors[number] for number, _, _ in sealed}
 
@@ -316,7 +338,5 @@ class LogStore:
 
     def _close_blocking(self) -> None:
         self._writer.shutdown()
-        for descriptor in self._descriptors.values():
-            os.close(descriptor)
+        _close_all(self._file_system, [*self._descriptors.values(), self._lock_descriptor])
         self._descriptors.clear()
-        os.close(self._lock_descriptor)

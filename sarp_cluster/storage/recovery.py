@@ -10,7 +10,6 @@ Recovery only ever shortens: it may be cut off itself and done again, with the s
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +17,10 @@ from typing import Final, NamedTuple
 
 from sarp_cluster.core.segment_table import SegmentTable
 from sarp_cluster.errors import BadRequestError, CorruptRecordError, StorageError
+from sarp_cluster.storage.file_system import DISK, FileSystem
 from sarp_cluster.storage.log_replay import highest_mark, live_bytes, replay
 from sarp_cluster.storage.record import RecordType
-from sarp_cluster.storage.store_directory import cut_file_name, log_file_name, log_files, sync_directory
+from sarp_cluster.storage.store_directory import cut_file_name, log_file_name, log_files
 
 FORMAT_MAGIC: Final = b"SARPLOG"
 FORMAT_VERSION: Final = 1
@@ -110,20 +110,26 @@ def header_segment_blocks(payload: bytes, path: Path) -> int:
 
 
 def recover(
-    directory: Path, table: SegmentTable, segment_blocks: int, *, progress: Progress | None = None, cut: bool = True
+    directory: Path,
+    table: SegmentTable,
+    segment_blocks: int,
+    *,
+    progress: Progress | None = None,
+    cut: bool = True,
+    file_system: FileSystem = DISK,
 ) -> RecoveredLog:
     """Replay the log files of a locked store into an empty `table`. Waits for the disk: call it in a helper thread.
 
     With `cut` a torn tail is removed and the rest made durable, otherwise it is only found. Raises CorruptRecordError
     for damage.
     """
-    files = log_files(directory)
-    total = sum(path.stat().st_size for path in files.values())
+    files = log_files(directory, file_system)
+    total = sum(file_system.size(path) for path in files.values())
     others: list[tuple[int, bytes]] = []
     lsn = done = 0
     torn: tuple[int, int] | None = None
     for number, path in files.items():
-        data = path.read_bytes()
+        data = file_system.read(path)
         header_at = len(others)
         ended, lsn = replay(table, data, number, lsn, others)
         done += len(data)
@@ -139,10 +145,10 @@ def recover(
     if torn is not None:
         described = f"{log_file_name(torn[0])} from offset {torn[1]} on: records after LSN {lsn}, never acknowledged"
         if cut:
-            _cut(directory, files, *torn)
-    files = {number: path for number, path in files.items() if path.exists()}
+            _cut(file_system, directory, files, *torn)
+    files = {number: path for number, path in files.items() if file_system.exists(path)}
     if cut:
-        _make_durable(directory, files)
+        _make_durable(file_system, directory, files)
     table.finish_restore()
     try:
         namespaces, workers = _replay_others(others)
@@ -151,7 +157,7 @@ def recover(
     return RecoveredLog(
         files=files,
         lsn=lsn,
-        disk_bytes=sum(path.stat().st_size for path in files.values()),
+        disk_bytes=sum(file_system.size(path) for path in files.values()),
         live_bytes=live_bytes(table),
         namespaces=namespaces,
         workers=workers,
@@ -178,41 +184,41 @@ def _refuse_damage(files: dict[int, Path], number: int, data: bytes, ended: int,
         )
 
 
-def _cut(directory: Path, files: dict[int, Path], number: int, offset: int) -> None:
+def _cut(file_system: FileSystem, directory: Path, files: dict[int, Path], number: int, offset: int) -> None:
     """Take a torn tail out of the log, the last file first, so that being cut off here leaves a shorter tail.
 
     What is cut is kept aside under another name: should it have been damage after all, it can still be looked at.
     """
     for later in sorted((later for later in files if later > number), reverse=True):
-        files[later].rename(directory / cut_file_name(later, 0))
+        file_system.rename(files[later], directory / cut_file_name(later, 0))
     if offset == 0:
-        files[number].rename(directory / cut_file_name(number, 0))
+        file_system.rename(files[number], directory / cut_file_name(number, 0))
     else:
-        with files[number].open("rb") as file:
-            file.seek(offset)
-            (directory / cut_file_name(number, offset)).write_bytes(file.read())
-        descriptor = os.open(files[number], os.O_RDWR | os.O_CLOEXEC)
+        tail = file_system.read(files[number])[offset:]
+        descriptor = file_system.create(directory / cut_file_name(number, offset), replace=True)
         try:
-            os.ftruncate(descriptor, offset)
-            os.fsync(descriptor)
+            file_system.write(descriptor, tail, 0)
+            file_system.sync(descriptor)
         finally:
-            os.close(descriptor)
-    sync_directory(directory)
+            file_system.close(descriptor)
+        file_system.sync_directory(directory)  # what is cut is aside before it is gone from the log
+        file_system.truncate(files[number], offset)
+    file_system.sync_directory(directory)
 
 
-def _make_durable(directory: Path, files: dict[int, Path]) -> None:
+def _make_durable(file_system: FileSystem, directory: Path, files: dict[int, Path]) -> None:
     """Sync what was replayed: a process that was killed may have left it in the page cache alone.
 
     Whatever is done from here on builds on it: a repeated insert is answered as durable without another write, and the
     next group vouches for all before it.
     """
     for path in files.values():
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = file_system.open_to_read(path)
         try:
-            os.fdatasync(descriptor)
+            file_system.sync(descriptor)
         finally:
-            os.close(descriptor)
-    sync_directory(directory)
+            file_system.close(descriptor)
+    file_system.sync_directory(directory)
 
 
 def _replay_others(others: list[tuple[int, bytes]]) -> tuple[list[NamespaceRecord], list[WorkerRecord]]:

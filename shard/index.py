@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 from pathlib import Path
+from typing import Final
 
 from sarp_cluster.config import IndexConfig, Strategy
 from sarp_cluster.core.answering import MatchAnswer
 from sarp_cluster.core.segment_table import SegmentTable
+from sarp_cluster.errors import StoreFullError
 from sarp_cluster.storage.file_system import DISK, FileSystem, run_to_end
 from sarp_cluster.storage.log import LogStore
 from sarp_cluster.storage.recovery import Progress
@@ -26,6 +28,9 @@ from shard.recovery import restore
 from shard.requests import check_worker
 from shard.state import IndexState
 
+FULL_RETRY_S: Final = 0.5
+"""How often background work of a full store is tried again."""
+
 
 class Index:
     """An open index. Make one with `open`, and `close` it."""
@@ -33,7 +38,7 @@ class Index:
     def __init__(self, config: IndexConfig, store: SegmentStore, table: SegmentTable, secret: bytes) -> None:
         self.state = IndexState(config, store, table)
         self.namespaces = NamespaceRegistry(secret, store)
-        self.background = Background(self.state)
+        self.background = Background(self.state, self.namespaces)
         self._wake = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
 
@@ -136,22 +141,22 @@ class Index:
         given back with the blocks. `durable`: answer only once the change is synced to the disk; otherwise that follows
         within about a tenth of a second, and the answer says which it was.
         """
-        result = await insert_path.insert(
-            self.state,
-            self.namespaces.require(namespace),
-            block_ids,
-            worker=worker,
-            generation=generation,
-            tier=tier,
-            first=first,
-            offset=offset,
-            seq=seq,
-            handle=handle,
-            durable=durable,
-        )
-        if self.state.points.due or self.background.due:
-            self._wake.set()
-        return result
+        try:
+            return await insert_path.insert(
+                self.state,
+                self.namespaces.require(namespace),
+                block_ids,
+                worker=worker,
+                generation=generation,
+                tier=tier,
+                first=first,
+                offset=offset,
+                seq=seq,
+                handle=handle,
+                durable=durable,
+            )
+        finally:
+            self._wake_background()
 
     async def remove(
         self,
@@ -170,18 +175,21 @@ class Index:
 
         The blocks stay in the index. Returns how many segments changed.
         """
-        return await insert_path.remove(
-            self.state,
-            self.namespaces.require(namespace),
-            block_ids,
-            worker=worker,
-            generation=generation,
-            tier=tier,
-            first=first,
-            last=last,
-            seq=seq,
-            durable=durable,
-        )
+        try:
+            return await insert_path.remove(
+                self.state,
+                self.namespaces.require(namespace),
+                block_ids,
+                worker=worker,
+                generation=generation,
+                tier=tier,
+                first=first,
+                last=last,
+                seq=seq,
+                durable=durable,
+            )
+        finally:
+            self._wake_background()
 
     async def clear_worker(self, worker: Worker, *, generation: int) -> None:
         """The worker's cache is in `generation` now: everything older of it is dead at once."""
@@ -198,6 +206,11 @@ class Index:
         self._runner = asyncio.get_running_loop().create_task(self._run_background(), name="sarp-background")
         self._wake.set()  # recovery may have found back-fills that are due
 
+    def _wake_background(self) -> None:
+        """Something has changed, or was refused because the store is full."""
+        if self.background.due or self.state.store.full:
+            self._wake.set()
+
     async def stop_background(self) -> None:
         """End the background work. Raises what ended it before its time."""
         if self._runner is not None:
@@ -209,11 +222,26 @@ class Index:
             self._runner = None
 
     async def _run_background(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while await self.background.step():
-                await asyncio.sleep(0)  # foreground work first
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle | None = None
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                if timer is not None:
+                    timer.cancel()
+                try:
+                    while await self.background.step(now=loop.time()):
+                        await asyncio.sleep(0)  # foreground work first
+                    wait_s = self.background.wait_s(loop.time())
+                except StoreFullError:
+                    wait_s = FULL_RETRY_S
+                if self.state.store.full:
+                    wait_s = FULL_RETRY_S  # space may come back from elsewhere
+                timer = None if wait_s is None else loop.call_later(wait_s, self._wake.set)
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     async def backfill_step(self) -> bool:
         """One bounded piece of background work. False when nothing was due."""

@@ -39,6 +39,10 @@ class NamespaceRegistry:
         self._secret = secret
         self._store = store
         self._by_spec: dict[NamespaceSpec, IndexNamespace] = {}
+        self._by_number: dict[int, IndexNamespace] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_spec)
 
     def create(self, spec: NamespaceSpec) -> IndexNamespace:
         """The namespace of `spec`, made if it is new."""
@@ -63,9 +67,13 @@ class NamespaceRegistry:
             raise TooLargeError(f"namespace: the index holds its limit of {limits.NAMESPACES_MAX}", field="namespace")
         number = len(self._by_spec) + 1
         key = derive_namespace_key(self._secret, spec)
-        fields = (spec.tenant, spec.model, spec.lora, spec.salt, str(spec.hash_profile))
-        self._store.put_namespace(number, fields, spec.block_size, key_check(key))
+        self._store.put_namespace(*_record(number, spec, key))
         return self._enter(number, spec, key)
+
+    def record(self, number: int) -> tuple[int, tuple[str, ...], int, bytes]:
+        """What the store is given of a namespace: its number, fields, block size and key check."""
+        spec = self._by_number[number].spec
+        return _record(number, spec, derive_namespace_key(self._secret, spec))
 
     def restore(self, record: NamespaceRecord) -> None:
         """Enter a namespace that the log has."""
@@ -85,7 +93,7 @@ class NamespaceRegistry:
 
     def _enter(self, number: int, spec: NamespaceSpec, key: bytes) -> IndexNamespace:
         namespace = IndexNamespace(self, number, spec, NamespaceKey(key))
-        self._by_spec[spec] = namespace
+        self._by_spec[spec] = self._by_number[number] = namespace
         return namespace
 
     def require(self, namespace: object) -> IndexNamespace:
@@ -93,3 +101,8 @@ class NamespaceRegistry:
         if isinstance(namespace, IndexNamespace) and namespace.registry is self:
             return namespace
         raise UnknownNamespaceError("namespace: not one of this index; create it first", field="namespace")
+
+
+def _record(number: int, spec: NamespaceSpec, key: bytes) -> tuple[int, tuple[str, ...], int, bytes]:
+    fields = (spec.tenant, spec.model, spec.lora, spec.salt, str(spec.hash_profile))
+    return number, fields, spec.block_size, key_check(key)

@@ -24,13 +24,14 @@ class SegmentStore(Protocol):
     """Where segments stand on disk. Owned by one thread; only `read_wait` may run in a helper thread.
 
     A record never changes where it stands: a segment that changes is written anew and its place in the segment table
-    changes. So a place that was read stays good for as long as its reader likes.
+    changes. So a place that was read stays good for as long as its reader likes, if that has told of itself
+    (`begin_read`).
     """
 
-    def put(self, writes: SegmentBatch) -> None:
+    def put(self, writes: SegmentBatch, *, reclaiming: bool = False) -> None:
         """Take changed segments, all or none, and note in each where it stands.
 
-        Readable at once, durable after `sync`.
+        Readable at once, durable after `sync`. With `reclaiming`, space that is kept back for that may be used.
         """
 
     def read_cached(self, batch: SegmentBatch) -> int:
@@ -38,6 +39,12 @@ class SegmentStore(Protocol):
 
     def read_wait(self, batch: SegmentBatch) -> None:
         """Read what is left, waiting for the disk. What does not verify is marked damaged."""
+
+    def begin_read(self) -> int:
+        """A helper thread is about to read. What segments point to now stays readable until `end_read`."""
+
+    def end_read(self, read: int) -> None:
+        """It is done; `read` is what `begin_read` returned."""
 
     def put_namespace(self, namespace_id: int, fields: tuple[str, ...], block_size: int, key_check: bytes) -> None:
         """Record a namespace; `key_check` (8 bytes) tells later whether a key is its key."""
@@ -53,6 +60,14 @@ class SegmentStore(Protocol):
 
     async def sync(self) -> None:
         """Make all that was put durable. Raises StorePoisonedError, StoreFullError."""
+
+    @property
+    def full(self) -> bool:
+        """Is what is new refused for lack of space?"""
+
+    @property
+    def bytes_appended(self) -> int:
+        """Bytes put since the store was opened."""
 
     @property
     def lsn(self) -> int:

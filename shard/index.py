@@ -257,6 +257,7 @@ class Index:
     def statistics(self) -> IndexStatistics:
         """Counters at this moment."""
         table, directory, store = self.state.table, self.state.directory, self.state.store.statistics()
+        reclaim = self.background.reclaim
         return IndexStatistics(
             segments=table.segments,
             blocks=table.blocks,
@@ -268,6 +269,10 @@ class Index:
             live_disk_bytes=store.live_bytes,
             backfills_pending=self.background.backfills_pending,
             deltas_unfolded=table.deltas,
+            reclaimed_files=reclaim.files_reclaimed if reclaim else 0,
+            reclaimed_bytes=reclaim.bytes_reclaimed if reclaim else 0,
+            rewritten_bytes=reclaim.bytes_rewritten if reclaim else 0,
+            blocked_files=reclaim.files_blocked if reclaim else 0,
         )
 
     async def validate(self) -> None:

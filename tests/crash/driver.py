@@ -22,7 +22,7 @@ from sarp_cluster.errors import StorePoisonedError
 from sarp_cluster.storage.log import LogStore
 from shard.index import Index
 from shard.namespaces import IndexNamespace
-from tests.crash.ledger import CONFIG, SECRET, SPEC, Ledger, Operation
+from tests.crash.ledger import CONFIG, SECRET, SPEC, Ledger, Notes, Operation
 
 EXIT_POISONED: Final = 3
 TOKENS_MAX: Final = 48
@@ -32,7 +32,7 @@ BURST_OPERATIONS: Final = 60
 class Driver:
     """Changes to one index by several tasks, each with two workers of its own."""
 
-    def __init__(self, index: Index, namespace: IndexNamespace, ledger: Ledger, seed: int) -> None:
+    def __init__(self, index: Index, namespace: IndexNamespace, ledger: Notes, seed: int) -> None:
         self.index = index
         self.namespace = namespace
         self.ledger = ledger

@@ -18,13 +18,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from sarp_cluster.errors import StorageError
 from sarp_cluster.storage.verify import verify
-from sarp_cluster.testing.crash_file_system import CrashFileSystem
+from sarp_cluster.testing.crash_file_system import CrashFileSystem, Fault
 from sarp_cluster.testing.crash_image import describe, materialise
 from sarp_cluster.testing.reference_index import Answer
 from shard.index import Index
 from tests.crash.check import Bounds, bounds_of, check_index
-from tests.crash.ledger import SECRET, Entry
+from tests.crash.ledger import Entry
 from tests.crash.virtual_time import run
 from tests.crash.workload import AFTERWARDS, STEPS, STORE_NAME, Step, Workload
 
@@ -45,12 +46,19 @@ class Point(NamedTuple):
 
 
 class Recorded:
-    """A workload that ran to its end, and the bounds of what may be found after a crash at each moment of it."""
+    """A workload that was run, and the bounds of what may be found after a crash at each moment of it."""
 
-    def __init__(self, root: Path, seed: int, steps: tuple[Step, ...] = STEPS) -> None:
+    def __init__(self, root: Path, seed: int, *, fault: Fault | None = None) -> None:
         self.seed = seed
-        self.workload = Workload(root, seed)
-        run(lambda: self.workload.run(steps), seed)
+        self.workload = Workload(root, seed, fault=fault)
+        self.error: Exception | None = None
+        """What ended the workload before its time; only where there is a fault."""
+        try:
+            run(lambda: self.workload.run(STEPS), seed)
+        except (StorageError, OSError) as error:
+            if fault is None:
+                raise
+            self.error = error
         self._bounds: dict[tuple[Entry, ...], Bounds] = {}
 
     @property
@@ -109,14 +117,15 @@ def crash(recorded: Recorded, point: Point, directory: Path, *, again: int) -> N
     Raises at whatever is wrong.
     """
     files = recorded.workload.files
-    where = f"in step {recorded.workload.step_at(point.crash)!r}, at {_at(files, point.crash)}\nagain: {point.command}"
+    step, again_by = recorded.workload.step_at(point.crash), point.command if files.fault is None else "this test"
+    where = f"in step {step!r}, at {_at(files, point.crash)}, image {point.image}\nagain: {again_by}"
     rng = random.Random(f"{point}/again")
     with told(where), _emptied(directory):
         disk = directory / "crashed"
         materialise(files, point.crash, point.image, disk)
         _verify(disk / STORE_NAME, torn_tail_allowed=True)
         entries = recorded.workload.ledger.at(point.crash)
-        recovery = _Recovery(disk, point.crash, entries)
+        recovery = _Recovery(disk, recorded.seed + 2 * point.crash, entries)
         bounds = recorded.bounds(entries)
         run(lambda: recovery.run(bounds), point)
         _verify(disk / STORE_NAME, torn_tail_allowed=False)
@@ -136,7 +145,7 @@ def _crash_again(recorded: Recorded, recovery: _Recovery, crash: int, image: int
         materialise(files, crash, image, disk)
 
         async def check() -> None:
-            index = await Index.open(disk / STORE_NAME, recovery.workload.config, secret=SECRET)
+            index = await Index.open(disk / STORE_NAME, recovery.workload.config, secret=recovery.workload.secret)
             try:
                 answers = await check_index(index, bounds)
             finally:

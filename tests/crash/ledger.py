@@ -138,11 +138,11 @@ class TimedLedger:
         """Note the answer: acked, relaxed or refused."""
         self._lines.append((self.clock(), number, how))
 
-    def all_durable(self) -> None:
-        """Note that all that was answered without the promise has it now."""
+    def settle(self, how: str) -> None:
+        """Note what became of all that was answered without the promise: acked, or refused: lost or not."""
         for entry in self.at(self.clock()):
             if entry.outcome == "relaxed" and entry.number in self._operations:
-                self.answered(entry.number, "acked")
+                self.answered(entry.number, how)
 
     def at(self, moment: int) -> list[Entry]:
         """The entries as a crash at a moment leaves them: what the clock says then was written before."""

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+from unittest.mock import patch
 
 from sarp_cluster.config import IndexConfig
+from sarp_cluster.errors import StoreFullError
+from sarp_cluster.storage.log import LogStore
 from sarp_cluster.testing.crash_file_system import CrashFileSystem, Fault
 from shard.index import Index
 from tests.crash.driver import TOKENS_MAX, Driver
@@ -29,6 +33,8 @@ class Workload:
         self.seed = seed
         self.rng = random.Random(f"{seed}/workload")
         self.store = root / STORE_NAME
+        # A store of its own secret makes one more file. It is drawn, too, so that the same seed is the same workload.
+        self.secret: bytes | None = SECRET if seed % 2 else None
         self.config: IndexConfig = dataclasses.replace(CONFIG, log_file_bytes=self.rng.choice((4_096, 8_192, 16_384)))
         self.files = CrashFileSystem(root, fault)
         self.ledger = TimedLedger(lambda: self.files.position, before or [])
@@ -53,7 +59,8 @@ class Workload:
 
     async def open(self) -> None:
         """Open the index, and go on with the ledger."""
-        self._index = await Index.open(self.store, self.config, secret=SECRET, file_system=self.files)
+        with patch.object(os, "urandom", self.rng.randbytes):
+            self._index = await Index.open(self.store, self.config, secret=self.secret, file_system=self.files)
         self._driver = Driver(self._index, self._index.create_namespace(SPEC), self.ledger, self.seed)
         self._driver.known = self.known
 
@@ -61,7 +68,15 @@ class Workload:
         """Close the index: all that was answered is durable."""
         index, self._index = self.index, None
         await index.close()
-        self.ledger.all_durable()
+        self.ledger.settle("acked")
+
+    async def kill(self) -> None:
+        """End as a process that is killed: what was not written is gone, what was is in the page cache."""
+        index, self._index = self.index, None
+        assert isinstance(index.store, LogStore)
+        index.store._told = True  # it writes no more
+        await index.close()
+        self.ledger.settle("refused")
 
     async def run(self, steps: tuple[Step, ...]) -> None:
         """Do the steps; the store is closed afterwards, whatever became of them."""
@@ -70,9 +85,11 @@ class Workload:
             for name, step in steps:
                 self.began.append((self.files.position, name))
                 await step(self)
-        finally:
+        except BaseException:
             if self._index is not None:
-                await self.close()
+                await self._index.close()
+            raise
+        await self.close()
 
     def step_at(self, position: int) -> str:
         """Name of the step that a position of the record belongs to."""
@@ -88,7 +105,15 @@ class Workload:
         self.known.append(tokens)
         handle = self.rng.choice((None, self.ledger.next))
         tier = self.rng.randrange(2)
-        await self.driver.apply(Operation("insert", worker, 0, tokens, tier, handle=handle, durable=durable))
+        await self.change("insert", worker, 0, tokens, tier, handle=handle, durable=durable)
+
+    async def change(self, kind: str, worker: str, *arguments: Any, **named: Any) -> None:
+        """An operation of a worker (another one each time the store is opened). If the store is full it is refused."""
+        operation = Operation(kind, f"{worker}-{self.driver.run}", *arguments, **named)
+        try:
+            await self.driver.apply(operation)
+        except StoreFullError:
+            pass  # inserts go on once there is space
 
 
 class Step(NamedTuple):
@@ -122,10 +147,10 @@ async def remove(workload: Workload) -> None:
     """Held at first, then parts of it are not."""
     for i in range(4):
         worker, tokens = f"remove-{i}", workload.draw()
-        await workload.driver.apply(Operation("insert", worker, 0, tokens, handle=i))
+        await workload.change("insert", worker, 0, tokens, handle=i)
         first = workload.rng.randrange(len(tokens))
         tier = workload.rng.choice((None, 0))
-        await workload.driver.apply(Operation("remove", worker, 0, tokens, tier, first, durable=i != 2))
+        await workload.change("remove", worker, 0, tokens, tier, first, durable=i != 2)
 
 
 async def clear(workload: Workload) -> None:
@@ -133,8 +158,8 @@ async def clear(workload: Workload) -> None:
     for generation in range(2):
         for i in range(2):
             tokens = workload.draw()
-            await workload.driver.apply(Operation("insert", f"clear-{i}", generation, tokens))
-            await workload.driver.apply(Operation("clear", f"clear-{i}", generation + 1))
+            await workload.change("insert", f"clear-{i}", generation, tokens)
+            await workload.change("clear", f"clear-{i}", generation + 1)
 
 
 async def relaxed(workload: Workload) -> None:
@@ -161,7 +186,21 @@ async def reopen(workload: Workload) -> None:
 
 async def mixed(workload: Workload) -> None:
     """Several tasks at once: groups of several, operations in flight."""
-    await asyncio.gather(*(workload.driver.task(i, 6, pure=False) for i in range(4)))
+    tasks = [workload.driver.task(i, 6, pure=False) for i in range(4)]
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(outcome, BaseException) and not isinstance(outcome, StoreFullError):
+            raise outcome
+
+
+async def killed(workload: Workload) -> None:
+    """Much that was written and not synced; the process ends, and another builds on what it finds."""
+    for i in range(6):
+        await workload.insert(f"killed-{i % 2}", (), TOKENS_MAX, durable=False)
+    await asyncio.sleep(0.01)
+    await workload.kill()
+    await workload.open()
+    for i in range(3):
+        await workload.insert(f"survivor-{i}", workload.known[-1 - i], 2)
 
 
 STEPS: Final = (
@@ -170,8 +209,9 @@ STEPS: Final = (
     Step("relaxed", relaxed),
     Step("diverge", diverge),
     Step("background", background),
-    Step("reopen", reopen),
+    Step("killed", killed),
     Step("remove", remove),
+    Step("reopen", reopen),
     Step("mixed", mixed),
     Step("clear", clear),
     Step("background again", background),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sarp_cluster.storage.file_system import FileSystem
 from sarp_cluster.testing.crash_file_system import CrashFileSystem, Sync, SyncDirectory
 from sarp_cluster.testing.crash_image import SECTOR_BYTES, materialise
 
@@ -238,3 +239,10 @@ def test_the_same_seed_leaves_the_same(tmp_path: Path) -> None:
         images.append(disk.all_after())
     assert images[0] == images[1]
     assert len({str(image) for image in images[0]}) > 10
+
+
+def test_every_change_is_recorded() -> None:
+    """A method that the real file system gets and this one does not would change the disk behind the record's back."""
+    looking = {"names", "exists", "size", "read"}
+    methods = {name for name in vars(FileSystem) if not name.startswith("_")}
+    assert methods - looking <= set(vars(CrashFileSystem))

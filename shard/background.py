@@ -12,6 +12,7 @@ from typing import Final
 
 from sarp_cluster import limits
 from sarp_cluster.core.refinement import Backfill
+from sarp_cluster.errors import StoreFullError
 from sarp_cluster.storage.log import LogStore
 from shard.namespaces import NamespaceRegistry
 from shard.reclaim import Reclaim
@@ -75,22 +76,28 @@ class Background:
         return directory.overlay_postings >= max(self._state.config.merge_postings_min, directory.base_postings // 4)
 
     async def step(self, *, now: float | None = None) -> bool:
-        """Do one bounded piece of work. False when nothing was due; with `now`, also when what is has to wait.
+        """Do one bounded piece of work. False when nothing was due, or there is no space for it.
 
-        Raises StoreFullError when there is no space for it.
+        With `now`, also when what is due has to wait for its time.
         """
         async with self._stepping:
-            if self._queue or self._state.points.due:
-                await self._backfill_step()
-            elif self._state.directory.merging or self._merge_due():
-                self._state.directory.begin_merge()
-                self._state.directory.merge_step(limits.MERGE_POSTINGS_A_STEP)
-            elif self._fold_due():
-                await self._fold_step()
-            elif self.reclaim is not None and (now is None or self.reclaim.wait_s(now) == 0):
-                return await self.reclaim.step()
-            else:
+            try:
+                return await self._step(now)
+            except StoreFullError:
                 return False
+
+    async def _step(self, now: float | None) -> bool:
+        if self._queue or self._state.points.due:
+            await self._backfill_step()
+        elif self._state.directory.merging or self._merge_due():
+            self._state.directory.begin_merge()
+            self._state.directory.merge_step(limits.MERGE_POSTINGS_A_STEP)
+        elif self._fold_due():
+            await self._fold_step()
+        elif self.reclaim is not None and (now is None or self.reclaim.wait_s(now) == 0):
+            return await self.reclaim.step()
+        else:
+            return False
         return True
 
     async def _backfill_step(self) -> None:

@@ -14,7 +14,6 @@ from typing import Final
 from sarp_cluster.config import IndexConfig, Strategy
 from sarp_cluster.core.answering import MatchAnswer
 from sarp_cluster.core.segment_table import SegmentTable
-from sarp_cluster.errors import StoreFullError
 from sarp_cluster.storage.file_system import DISK, FileSystem, run_to_end
 from sarp_cluster.storage.log import LogStore
 from sarp_cluster.storage.recovery import Progress
@@ -230,14 +229,10 @@ class Index:
                 self._wake.clear()
                 if timer is not None:
                     timer.cancel()
-                try:
-                    while await self.background.step(now=loop.time()):
-                        await asyncio.sleep(0)  # foreground work first
-                    wait_s = self.background.wait_s(loop.time())
-                except StoreFullError:
-                    wait_s = FULL_RETRY_S
-                if self.state.store.full:
-                    wait_s = FULL_RETRY_S  # space may come back from elsewhere
+                while await self.background.step(now=loop.time()):
+                    await asyncio.sleep(0)  # foreground work first
+                # Space of a full store may come back from elsewhere.
+                wait_s = FULL_RETRY_S if self.state.store.full else self.background.wait_s(loop.time())
                 timer = None if wait_s is None else loop.call_later(wait_s, self._wake.set)
         finally:
             if timer is not None:

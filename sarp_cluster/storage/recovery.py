@@ -19,12 +19,14 @@ from sarp_cluster.core.segment_table import SegmentTable
 from sarp_cluster.errors import BadRequestError, CorruptRecordError, StorageError
 from sarp_cluster.storage.file_system import DISK, FileSystem
 from sarp_cluster.storage.log_replay import highest_mark, live_bytes, replay
+from sarp_cluster.storage.log_scan import scan
 from sarp_cluster.storage.record import RecordType, read_frame
 from sarp_cluster.storage.store_directory import cut_file_name, log_file_name, log_files
 
 FORMAT_MAGIC: Final = b"SARPLOG"
 FORMAT_VERSION: Final = 2
 RECLAIMED: Final = 9
+FRAME_BYTES: Final = 32
 
 Progress = Callable[[int, int], object]
 """Told (bytes done, bytes in all)."""
@@ -110,10 +112,38 @@ def header_segment_blocks(payload: bytes, path: Path) -> int:
     return int(blocks)
 
 
-def _older_files(header: bytes) -> set[int]:
-    """The older files that there were when the file with this header began."""
+class Gaps:
+    """Numbers between those of the log files, whose files were reclaimed; or lost.
+
+    A file was reclaimed if a record says so, or if a header that was written later does not name it: it stops being
+    named when such a record is put, and that is put only when what takes the file's place is durable.
+    """
+
+    def __init__(self, files: dict[int, Path], file_system: FileSystem = DISK) -> None:
+        self.any = len(files) < max(files, default=0)
+        self._files = files
+        self._reclaimed: set[int] = set()
+        for number, path in files.items() if self.any else ():
+            data = file_system.read(path)
+            self._reclaimed |= {about for kind, about in scan(data, number, 0, True).others if kind == RECLAIMED}
+            header = read_frame(data, 0, number, 0)
+            if header is not None and header.type == RecordType.FILE_HEADER:
+                named = _older_files(data[FRAME_BYTES : FRAME_BYTES + header.payload_bytes])
+                self._reclaimed |= set(range(1, number)) - named if named is not None else set()
+
+    def lsn_before(self, number: int, data: bytes, lsn: int) -> int:
+        """The LSN from which a file goes on: that of the file before, `lsn`, unless those between were reclaimed."""
+        header = read_frame(data, 0, number, 0)
+        before = max((one for one in self._files if one < number), default=0)
+        if before == number - 1 or header is None or header.lsn <= lsn:
+            return lsn
+        return header.lsn - 1 if self._reclaimed.issuperset(range(before + 1, number)) else lsn
+
+
+def _older_files(header: bytes) -> set[int] | None:
+    """The older files that there were when the file with this header began; None: it does not say."""
     if header[: len(FORMAT_MAGIC) + 1] != FORMAT_MAGIC + b"2":
-        return set()
+        return None
     (count,) = struct.unpack_from("<I", header, 12)
     return set(struct.unpack_from(f"<{count}H", header, 16))
 
@@ -137,18 +167,15 @@ def recover(
     others: list[tuple[int, bytes]] = []
     lsn = done = 0
     torn: tuple[int, int] | None = None
-    newest_header = b""
-    missing = set(range(1, max(files, default=0))) - files.keys()
+    gaps = Gaps(files, file_system)
     for number, path in files.items():
         data = file_system.read(path)
         header_at = len(others)
-        if number - 1 not in files and (header := read_frame(data, 0, number, 0)) is not None and header.lsn > lsn:
-            lsn = header.lsn - 1  # whether what is missing was reclaimed is looked at below
-        ended, lsn = replay(table, data, number, lsn, others, gaps=bool(missing))
+        lsn = gaps.lsn_before(number, data, lsn)
+        ended, lsn = replay(table, data, number, lsn, others, gaps=gaps.any)
         done += len(data)
         if len(others) > header_at and others[header_at][0] == RecordType.FILE_HEADER:
             check_header(others[header_at][1], path, segment_blocks)
-            newest_header = others[header_at][1]
         if progress is not None:
             progress(done, total)
         if ended < len(data) or ended == 0:
@@ -160,18 +187,15 @@ def recover(
         described = f"{log_file_name(torn[0])} from offset {torn[1]} on: records after LSN {lsn}, never acknowledged"
         if cut:
             _cut(file_system, directory, files, *torn)
-    reclaimed = {struct.unpack("<I", payload)[0] for kind, payload in others if kind == RECLAIMED}
     files = {number: path for number, path in files.items() if file_system.exists(path)}
-    lost = _older_files(newest_header) - files.keys() - reclaimed
-    if lost:
-        raise CorruptRecordError(f"{directory}: {log_file_name(min(lost))} is missing")
     if cut:
+        reclaimed = {struct.unpack("<I", payload)[0] for kind, payload in others if kind == RECLAIMED}
         for number in reclaimed & files.keys():
             file_system.unlink(files.pop(number))
         _make_durable(file_system, directory, files)
     table.finish_restore()
     try:
-        namespaces, workers = _replay_others(others, gaps=bool(missing))
+        namespaces, workers = _replay_others(others, gaps=gaps.any)
     except (struct.error, ValueError, KeyError) as error:
         raise CorruptRecordError(f"{directory}: a namespace or worker record makes no sense: {error!r}") from error
     return RecoveredLog(

@@ -20,7 +20,7 @@ from sarp_cluster.errors import InvariantViolationError, SarpError
 from sarp_cluster.storage.log_replay import next_record, replay
 from sarp_cluster.storage.log_tail import LogTail
 from sarp_cluster.storage.record import RecordType
-from sarp_cluster.storage.recovery import check_header, header_prefix, header_segment_blocks, vouched_behind
+from sarp_cluster.storage.recovery import Gaps, check_header, header_prefix, header_segment_blocks, vouched_behind
 from sarp_cluster.storage.store_directory import lock, log_files
 
 SEGMENTS_A_READ: Final = 1_024
@@ -72,14 +72,16 @@ def _verify_locked(directory: Path) -> Verification:
     segment_blocks = 0
     lsn = 0
     torn = False
+    gaps = Gaps(files)
     for number, path in files.items():
         data = path.read_bytes()
         found.files += 1
         found.bytes += len(data)
         others: list[tuple[int, bytes]] = []
         at = 0
+        lsn = lsn if torn else gaps.lsn_before(number, data, lsn)
         while not torn:
-            at, lsn = replay(table, data, number, lsn, others, at)
+            at, lsn = replay(table, data, number, lsn, others, at, gaps=gaps.any)
             if at == len(data):
                 break
             at, lsn = _explain(found, files, (number, at), data, lsn)

@@ -121,7 +121,7 @@ def a_removal_is_not_logged(patch: Patch) -> None:
 
 def a_file_is_deleted_before_that_is_recorded(patch: Patch) -> None:
     real = reclaim._Victim
-    patch.setattr(reclaim, "_Victim", lambda *arguments: real(*arguments, copied=True, recorded=True, durable=True))
+    patch.setattr(reclaim, "_Victim", lambda number, size: real(number, size, copied=True, recorded=True, durable=True))
 
 
 def names_of_a_reclaimed_file_are_not_put_again(patch: Patch) -> None:

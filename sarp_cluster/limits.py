@@ -73,5 +73,23 @@ already read, so that it waits only for what is new."""
 BACKFILL_SEGMENTS_A_STEP: Final = 32
 """Segments that one step of the back-fill reads and registers before it yields to foreground work."""
 
-MERGE_POSTINGS_A_STEP: Final = 4_096
-"""Postings that one step of the overlay's merge into a new base moves before it yields."""
+MERGE_POSTINGS_A_STEP: Final = 1 << 20
+"""Postings that a merge moves, in its helper thread and without the interpreter's lock, before it looks up."""
+
+DIRECTORY_RUNS_MAX: Final = 6
+"""Runs of the routing directory above which the newest are merged: each is asked in turn."""
+
+RUNS_MERGED_MIN: Final = 4
+"""Runs of a size that are merged into one."""
+
+LOAD_A_STEP: Final = 16
+"""Chunks of 64 KiB that one step of the warmer loads."""
+
+ROWS_COPIED_A_STEP: Final = 2_048
+"""Rows that one step of a snapshot copies before it yields."""
+
+WORKERS_COPIED_A_STEP: Final = 1_024
+"""Workers that one step of a snapshot copies before it yields."""
+
+SNAPSHOT_LOG_BYTES_MAX: Final = 2**30
+"""Bytes of the log from one snapshot to the next, at most: a restart replays them."""

@@ -6,7 +6,7 @@ from sarp_cluster import limits
 from sarp_cluster.core.block_id import NamespaceKey, xxh3_block_ids
 from sarp_cluster.core.namespace import derive_namespace_key, key_check
 from sarp_cluster.errors import BadRequestError, TooLargeError, UnknownNamespaceError
-from sarp_cluster.storage.recovery import NamespaceRecord
+from sarp_cluster.storage.registry import NamespaceRecord
 from sarp_cluster.storage.segment_store import SegmentStore
 from sarp_cluster.types import HashProfile, NamespaceSpec
 
@@ -39,6 +39,7 @@ class NamespaceRegistry:
         self._secret = secret
         self._store = store
         self._by_spec: dict[NamespaceSpec, IndexNamespace] = {}
+        self._records: list[NamespaceRecord] = []
 
     def create(self, spec: NamespaceSpec) -> IndexNamespace:
         """The namespace of `spec`, made if it is new."""
@@ -64,8 +65,13 @@ class NamespaceRegistry:
         number = len(self._by_spec) + 1
         key = derive_namespace_key(self._secret, spec)
         fields = (spec.tenant, spec.model, spec.lora, spec.salt, str(spec.hash_profile))
-        self._store.put_namespace(number, fields, spec.block_size, key_check(key))
-        return self._enter(number, spec, key)
+        record = NamespaceRecord(number, fields, spec.block_size, key_check(key))
+        self._store.put_namespace(*record)
+        return self._enter(record, spec, key)
+
+    def records(self) -> list[NamespaceRecord]:
+        """All namespaces as records."""
+        return list(self._records)
 
     def restore(self, record: NamespaceRecord) -> None:
         """Enter a namespace that the log has."""
@@ -81,11 +87,12 @@ class NamespaceRegistry:
         key = derive_namespace_key(self._secret, spec)
         if key_check(key) != record.key_check:
             raise BadRequestError("secret: not the one with which this store was made", field="secret")
-        self._enter(record.number, spec, key)
+        self._enter(record, spec, key)
 
-    def _enter(self, number: int, spec: NamespaceSpec, key: bytes) -> IndexNamespace:
-        namespace = IndexNamespace(self, number, spec, NamespaceKey(key))
+    def _enter(self, record: NamespaceRecord, spec: NamespaceSpec, key: bytes) -> IndexNamespace:
+        namespace = IndexNamespace(self, record.number, spec, NamespaceKey(key))
         self._by_spec[spec] = namespace
+        self._records.append(record)
         return namespace
 
     def require(self, namespace: object) -> IndexNamespace:

@@ -40,7 +40,10 @@ cdef class Backfill:
         free(self.listed)
 
     def next_segments(self, SegmentTable table, SegmentBatch batch, int limit):
-        """Put into `batch` the next segments to be read, at most `limit`. False when the list is at its end."""
+        """Put into `batch` the next segments to be read, at most `limit`. False when the list is at its end.
+
+        Void where rows or entries were wanted that are not in memory: have them loaded and ask again.
+        """
         cdef int target = self.points.successor(self.point, self.kind)
         cdef size_t found, i
         cdef int item

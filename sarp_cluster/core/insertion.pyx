@@ -367,6 +367,7 @@ cdef class Insertion:
         segment.origin_tag = 0
         segment.fork = fork
         segment.count = blocks
+        segment.count_before = 0
         segment.image_count = 0
         segment.state = READ
         segment.write = IMAGE

@@ -127,7 +127,7 @@ def test_removal_goes_from_leaf_to_root() -> None:
     table.validate(SIZE)
 
 
-def test_growing_never_moves_a_row_and_costs_40_bytes_each() -> None:
+def test_growing_never_moves_a_row_and_costs_41_bytes_each() -> None:
     table = SegmentTable()
     rows = 5 * PAGE_ROWS + 3
     slots = [enter(table, image=8 * number) for number in range(1, rows + 1)]
@@ -136,7 +136,8 @@ def test_growing_never_moves_a_row_and_costs_40_bytes_each() -> None:
         row = table.describe(FIRST_SLOT + number - 1)
         assert row is not None
         assert row["image"] == 8 * number
-    assert 0 <= table.resident_bytes - 6 * PAGE_ROWS * ROW_BYTES <= 1_024
+    # Beside the rows: what there is a page, 398 bytes, for at most twice the pages or 16.
+    assert 0 <= table.resident_bytes - 6 * PAGE_ROWS * ROW_BYTES <= 16 * 400
     table.validate(SIZE)
 
 

@@ -85,6 +85,12 @@ RUNS_MERGED_MIN: Final = 4
 LOAD_A_STEP: Final = 16
 """Chunks of 64 KiB that one step of the warmer loads."""
 
+WARM_PAUSE_MS: Final = 4
+"""Pause between two steps of the warmer: at full speed it would keep the disk from those who wait for it."""
+
+FULL_RETRY_MS: Final = 500
+"""How often work that found the disk full looks whether there is space again."""
+
 ROWS_COPIED_A_STEP: Final = 2_048
 """Rows that one step of a snapshot copies before it yields."""
 

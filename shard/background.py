@@ -1,7 +1,7 @@
 """Background work of an index, in bounded steps that yield to matches and inserts.
 
-In this order: back-fills (refinement and rematerialisation, paper §4.2 and §4.4), the merge of the directory's overlay
-into a new base, and folding deltas into images.
+In this order: back-fills (refinement and rematerialisation, paper §4.2 and §4.4), loading what a snapshot left on the disk,
+folding deltas into images. Snapshots and merges of runs go on beside them (shard.snapshots).
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class Background:
         self._unfoldable_at = -1
         """Version of the segment table of which a whole round could fold nothing: what is left is damaged."""
         self._stepping = asyncio.Lock()  # two steps of one back-fill must not overlap; held across our own reads only
+        self.pause = 0.0
+        """Seconds to leave to the foreground after the last step."""
         self.damaged = 0
         """Segments that a back-fill had to leave out because they could not be read."""
 
@@ -41,25 +43,21 @@ class Background:
     def due(self) -> bool:
         """Is there anything to do?"""
         state = self._state
-        return bool(self._queue or state.points.due or state.directory.merging or self._merge_due() or self._fold_due())
+        return bool(self._queue or state.points.due or state.loader.unloaded or self._fold_due())
 
     def _fold_due(self) -> bool:
         table = self._state.table
-        return table.deltas > self._state.config.delta_segments_max and table.version != self._unfoldable_at
-
-    def _merge_due(self) -> bool:
-        """Each merge moves the whole base, so the overlay may grow with it: the work stays in proportion."""
-        directory = self._state.directory
-        return directory.overlay_postings >= max(self._state.config.merge_postings_min, directory.base_postings // 4)
+        return not table.unloaded_pages and table.deltas > self._state.config.delta_segments_max and table.version != self._unfoldable_at
 
     async def step(self) -> bool:
         """Do one bounded piece of work. False when nothing was due."""
         async with self._stepping:
+            self.pause = 0.0
             if self._queue or self._state.points.due:
                 await self._backfill_step()
-            elif self._state.directory.merging or self._merge_due():
-                self._state.directory.begin_merge()
-                self._state.directory.merge_step(limits.MERGE_POSTINGS_A_STEP)
+            elif self._state.loader.unloaded:
+                await self._state.loader.warm_step()
+                self.pause = limits.WARM_PAUSE_MS / 1000
             elif self._fold_due():
                 await self._fold_step()
             else:
@@ -74,11 +72,18 @@ class Background:
         backfill = self._queue[0]
         search = state.search()
         batch = search.batch
-        if backfill.next_segments(state.table, batch, limits.BACKFILL_SEGMENTS_A_STEP):
+        more = backfill.next_segments(state.table, batch, limits.BACKFILL_SEGMENTS_A_STEP)
+        if state.loader.missed:
+            await state.loader.load_missed()
+        elif more:
             if state.store.read_cached(batch):
                 await state.wait_for(batch)
+            while not backfill.in_memory(batch):
+                await state.loader.load_missed()
             self.damaged += backfill.register_batch(state.table, batch)
         else:
+            while not backfill.in_memory(batch):
+                await state.loader.load_missed()
             backfill.publish()
             self._queue.popleft()
         state.idle_searches.append(search)

@@ -7,12 +7,16 @@ suspending.
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Collection
 from pathlib import Path
+from typing import Final
 
+from sarp_cluster import limits
 from sarp_cluster.config import IndexConfig, Strategy
 from sarp_cluster.core.answering import MatchAnswer
 from sarp_cluster.core.segment_table import SegmentTable
+from sarp_cluster.errors import StoreFullError
 from sarp_cluster.storage.file_system import DISK, FileSystem, run_to_end
 from sarp_cluster.storage.log import LogStore
 from sarp_cluster.storage.recovery import Progress
@@ -24,18 +28,32 @@ from shard.background import Background
 from shard.namespaces import IndexNamespace, NamespaceRegistry
 from shard.recovery import restore
 from shard.requests import check_worker
+from shard.snapshots import Snapshots
 from shard.state import IndexState
+
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+"""Errors that pass once there is space again."""
 
 
 class Index:
     """An open index. Make one with `open`, and `close` it."""
 
-    def __init__(self, config: IndexConfig, store: SegmentStore, table: SegmentTable, secret: bytes) -> None:
+    def __init__(
+        self,
+        config: IndexConfig,
+        store: SegmentStore,
+        table: SegmentTable,
+        secret: bytes,
+        directory: Path,
+        file_system: FileSystem,
+    ) -> None:
         self.state = IndexState(config, store, table)
         self.namespaces = NamespaceRegistry(secret, store)
         self.background = Background(self.state)
+        self.snapshots = Snapshots(self.state, self.namespaces, directory, file_system)
         self._wake = asyncio.Event()
-        self._runner: asyncio.Task[None] | None = None
+        self._snapshot_wake = asyncio.Event()
+        self._runners: list[asyncio.Task[None]] = []
 
     @classmethod
     async def open(
@@ -66,8 +84,10 @@ class Index:
         try:
             if secret is None:
                 secret = await run_to_end(lambda: load_secret(directory, file_system))
-            index = cls(config, store, table, secret)
+            index = cls(config, store, table, secret, directory, file_system)
             await restore(index.state, index.namespaces, log)
+            index.state.directory.journaling = True
+            store.journal = index.state.directory.take_journal
         except BaseException:
             await store.close()
             raise
@@ -151,6 +171,8 @@ class Index:
         )
         if self.state.points.due or self.background.due:
             self._wake.set()
+        if self.snapshots.due:
+            self._snapshot_wake.set()
         return result
 
     async def remove(
@@ -195,34 +217,66 @@ class Index:
 
     def start_background(self) -> None:
         """Run the background work until `close`."""
-        self._runner = asyncio.get_running_loop().create_task(self._run_background(), name="sarp-background")
-        self._wake.set()  # recovery may have found back-fills that are due
+        create_task = asyncio.get_running_loop().create_task
+        self._runners = [
+            create_task(self._run_background(), name="sarp-background"),
+            create_task(self._run_snapshots(), name="sarp-snapshots"),
+        ]
+        self._wake.set()  # recovery may have found back-fills that are due, and left loading to be done
+        self._snapshot_wake.set()
 
     async def stop_background(self) -> None:
         """End the background work. Raises what ended it before its time."""
-        if self._runner is not None:
-            self._runner.cancel()
-            try:
-                await self._runner
-            except asyncio.CancelledError:
-                pass
-            self._runner = None
+        runners, self._runners = self._runners, []
+        for runner in runners:
+            runner.cancel()
+        ended = await asyncio.gather(*runners, return_exceptions=True)
+        for outcome in ended:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, asyncio.CancelledError):
+                raise outcome
 
     async def _run_background(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
             while await self.background.step():
-                await asyncio.sleep(0)  # foreground work first
+                await asyncio.sleep(self.background.pause)  # foreground work first
+
+    async def _run_snapshots(self) -> None:
+        """Beside the other background work: a snapshot waits for the disk, and a back-fill must not wait for it."""
+        while True:
+            await self._snapshot_wake.wait()
+            self._snapshot_wake.clear()
+            while self.snapshots.due:
+                try:
+                    await self.snapshots.step()
+                except (OSError, StoreFullError) as error:
+                    if isinstance(error, OSError) and error.errno not in FULL:
+                        self.state.store.poison(error)
+                        raise
+                    await asyncio.sleep(limits.FULL_RETRY_MS / 1000)
 
     async def backfill_step(self) -> bool:
         """One bounded piece of background work. False when nothing was due."""
-        return await self.background.step()
+        if await self.background.step():
+            return True
+        if self.snapshots.due:
+            await self.snapshots.step()
+            return True
+        return False
 
     async def drain_backfill(self) -> None:
         """Wait until no background work is due."""
-        while await self.background.step():
+        while await self.backfill_step():
             await asyncio.sleep(0)
+
+    async def snapshot(self) -> None:
+        """Take a snapshot now: a restart replays only what comes after it."""
+        await self.snapshots.take()
+
+    async def load_all(self) -> None:
+        """Wait until all that recovery left on the disk is in memory; it is loaded in the background otherwise."""
+        await self.state.loader.load_all()
 
     # --- the rest -----------------------------------------------------------------------------------------------------
 
@@ -244,6 +298,7 @@ class Index:
 
     async def validate(self) -> None:
         """Read everything and raise InvariantViolationError for the first violated invariant. For tests and tools."""
+        await self.load_all()
         await validation.validate(self.state)
 
     async def close(self) -> None:

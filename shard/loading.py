@@ -111,7 +111,7 @@ class Loader:
             for number, chunk, data in read.chunks:
                 self._directory.install_chunk(number, chunk, data)
             for page, slots, rows in read.pages:
-                self._table.install_page(page, slots, rows.reshape(-1))
+                self._table.install_page(page, slots.data, rows.reshape(-1).data)
         except CorruptRecordError as error:
             self.damage = error
             raise

@@ -76,6 +76,7 @@ class Snapshots:
         self._next_number = 1
         self._taken_at = 0
         self._frozen: Frozen | None = None
+        self._merge_due = 0
         self._working = asyncio.Lock()  # one snapshot or merge at a time; held across our own threads' work only
         self.taken = 0
         """Snapshots published since the index was opened."""
@@ -97,48 +98,46 @@ class Snapshots:
     def due(self) -> bool:
         """Has the log grown enough for a snapshot, or is a merge due?"""
         state = self._state
-        return (
-            state.store.bytes_appended - self._taken_at >= state.config.snapshot_log_bytes
-            or self._frozen is not None
-            or self._merge_due() > 0
-        ) and state.loader.damage is None
-
-    def _merge_due(self) -> int:
-        return merge_choice([run.postings for run in self._state.directory.runs]) if not self._frozen else 0
+        grown = state.store.bytes_appended - self._taken_at >= state.config.snapshot_log_bytes
+        return (grown or self._frozen is not None or self._merge_due > 0) and state.loader.damage is None
 
     async def step(self) -> None:
         """Take the snapshot that is due, or do the merge."""
-        if self._frozen is None and (choice := self._merge_due()):
-            await self.merge(choice)
-        else:
-            await self.take()
-
-    # --- snapshots ---------------------------------------------------------------------------------------------------
+        async with self._working:
+            if self._merge_due and self._frozen is None:
+                await self._merge(self._merge_due)
+            elif self.due:
+                await self._take()
 
     async def take(self) -> Manifest:
         """Take a snapshot. Raises OSError where it cannot be written; then the one before stays, and it may be repeated."""
         async with self._working:
-            state = self._state
-            if self._frozen is None:
-                await state.loader.load_patched()
-                self._frozen = self._freeze()
-            frozen = self._frozen
-            while state.table.copy_frozen(limits.ROWS_COPIED_A_STEP):
-                await asyncio.sleep(0)
-            slots, rows = state.table.take_frozen()
-            entry = await run_to_end(lambda: self._write_run(frozen.merge, slots, rows))
-            namespaces, workers = await self._registry()
-            if state.store.durable_lsn < state.store.lsn:
-                await state.store.sync()
-            manifest = self._manifest(frozen, (entry, *(self._kept[0].runs if self._kept else ())), namespaces, workers)
-            await run_to_end(lambda: publish(self._file_system, self._directory, manifest))
-            retired = state.directory.finish_merge(frozen.merge)
-            state.table.release_frozen()
-            self._frozen = None
-            self.taken += 1
-            await asyncio.get_running_loop().run_in_executor(None, retired.clear)
-            await self._published(manifest)
-            return manifest
+            return await self._take()
+
+    # --- snapshots ---------------------------------------------------------------------------------------------------
+
+    async def _take(self) -> Manifest:
+        state = self._state
+        if self._frozen is None:
+            await state.loader.load_patched()
+            self._frozen = self._freeze()
+        frozen = self._frozen
+        while state.table.copy_frozen(limits.ROWS_COPIED_A_STEP):
+            await asyncio.sleep(0)
+        slots, rows = state.table.take_frozen()
+        entry = await run_to_end(lambda: self._write_run(frozen.merge, slots, rows))
+        namespaces, workers = await self._registry()
+        if state.store.durable_lsn < state.store.lsn:
+            await state.store.sync()
+        manifest = self._manifest(frozen, (entry, *(self._kept[0].runs if self._kept else ())), namespaces, workers)
+        await run_to_end(lambda: publish(self._file_system, self._directory, manifest))
+        retired = state.directory.finish_merge(frozen.merge)
+        state.table.release_frozen()
+        self._frozen = None
+        self.taken += 1
+        await asyncio.get_running_loop().run_in_executor(None, retired.clear)
+        await self._published(manifest)
+        return manifest
 
     def _freeze(self) -> Frozen:
         """No await in here: all of this is of one moment."""
@@ -213,24 +212,24 @@ class Snapshots:
     async def _published(self, manifest: Manifest) -> None:
         """Keep the newest manifests; the log before the oldest of them is needed for segments only."""
         kept = self._kept = [manifest, *self._kept][:MANIFESTS_KEPT]
+        self._merge_due = merge_choice([run.postings for run in self._state.directory.runs])
         self._state.store.oldest_needed_file = kept[-1].log_file
         await run_to_end(lambda: sweep(self._file_system, self._directory, kept))
 
     # --- merges ------------------------------------------------------------------------------------------------------
 
-    async def merge(self, newest: int) -> None:
+    async def _merge(self, newest: int) -> None:
         """Merge the newest runs into one."""
-        async with self._working:
-            state = self._state
-            old = self._kept[0]
-            await state.loader.load_runs({run.number for run in old.runs[:newest]})
-            merge = state.directory.begin_merge(1, newest, self._take_number())
-            entry = await run_to_end(lambda: self._merge_runs(merge, old.runs[:newest], old.counters.next_slot))
-            manifest = old._replace(number=self._take_number(), runs=(entry, *old.runs[newest:]))
-            await run_to_end(lambda: publish(self._file_system, self._directory, manifest))
-            retired = state.directory.finish_merge(merge)
-            await asyncio.get_running_loop().run_in_executor(None, retired.clear)
-            await self._published(manifest)
+        state = self._state
+        old = self._kept[0]
+        await state.loader.load_runs({run.number for run in old.runs[:newest]})
+        merge = state.directory.begin_merge(1, newest, self._take_number())
+        entry = await run_to_end(lambda: self._merge_runs(merge, old.runs[:newest], old.counters.next_slot))
+        manifest = old._replace(number=self._take_number(), runs=(entry, *old.runs[newest:]))
+        await run_to_end(lambda: publish(self._file_system, self._directory, manifest))
+        retired = state.directory.finish_merge(merge)
+        await asyncio.get_running_loop().run_in_executor(None, retired.clear)
+        await self._published(manifest)
 
     def _merge_runs(self, merge: RunMerge, entries: Sequence[RunEntry], slots_end: int) -> RunEntry:
         """In a helper thread: postings in memory, rows from file to file."""

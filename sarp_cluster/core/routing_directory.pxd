@@ -1,11 +1,10 @@
 from libc.stdint cimport uint32_t, uint64_t
 
+from sarp_cluster.core.directory_levels cimport LEVELS_MAX, DirectoryLevels
 from sarp_cluster.core.parameters cimport Parameters
-from sarp_cluster.core.posting_run cimport Level
-from sarp_cluster.core.posting_tree cimport Cursor, MissedChunks, Posting, Tree
+from sarp_cluster.core.posting_tree cimport Cursor, Posting
 
 cdef enum:
-    LEVELS_MAX = 12            # overlay, frozen overlay, limits.DIRECTORY_RUNS_MAX runs and those a merge is about to replace
     STATE_BITS = 6             # of a header's slot; the bits above them are its point
 
 # What an entry knows of the points behind it: two bits each.
@@ -30,15 +29,9 @@ cdef struct CandidateWalk:
     int right_equal[LEVELS_MAX]
 
 
-cdef class RoutingDirectory:
-    cdef Level level[LEVELS_MAX]  # newest first: overlay, frozen overlay if there is one, runs
-    cdef int levels
-    cdef list run                 # of each level its PostingRun, or None
-    cdef MissedChunks missing
+cdef class RoutingDirectory(DirectoryLevels):
     cdef readonly size_t registrations
     cdef readonly size_t entries
-    cdef readonly size_t version
-    cdef readonly size_t unloaded # chunks of runs that are not in memory
     cdef readonly set building    # (key, point, kind) of what is being built
     cdef Parameters parameters
     cdef public bint journaling
@@ -48,8 +41,6 @@ cdef class RoutingDirectory:
     cdef long journal_registrations
     cdef long journal_entries
 
-    cdef bint live_below(self, int level, const Posting* posting) noexcept nogil
-    cdef bint shadowed(self, int level, int listed, const Posting* posting) noexcept nogil
     cdef int add(self, const Posting* posting) except -1 nogil
     cdef int discard(self, const Posting* posting) except -1 nogil
     cdef int note(self, const Posting* posting, int registrations, int entries) except -1 nogil

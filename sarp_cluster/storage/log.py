@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import struct
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +20,8 @@ from sarp_cluster.errors import StorageError, StoreFullError, StorePoisonedError
 from sarp_cluster.storage.file_system import DISK, FileSystem, run_to_end
 from sarp_cluster.storage.log_tail import LogTail
 from sarp_cluster.storage.record import RecordType
-from sarp_cluster.storage.recovery import Progress, RecoveredLog, file_header, name_bytes, recover
+from sarp_cluster.storage.recovery import Progress, RecoveredLog, file_header, recover
+from sarp_cluster.storage.registry import pack_namespace, pack_worker, pack_worker_mark
 from sarp_cluster.storage.segment_store import StoreStatistics
 from sarp_cluster.storage.store_directory import keep, lock, log_file_name
 
@@ -30,9 +30,6 @@ WRITE_DELAY_MS: Final = 5
 
 RELAXED_SYNC_MS: Final = 100
 """What was put without waiting for a sync is synced after at most about so long."""
-
-FULL_RETRY_MS: Final = 500
-"""How often a full store looks whether there is space again."""
 
 Sealed = list[tuple[int, int, memoryview]]
 
@@ -92,6 +89,8 @@ class LogStore:
         self._sealed: Sealed | None = None
         self._sealed_lsn = 0
         self._durable_lsn = log.lsn
+        self.oldest_needed_file = self._tail.file
+        """Log files from here on are needed by the oldest kept snapshot."""
         self._synced_at = self._loop.time()
         self._next_sync: asyncio.Task[None] | None = None
         # Bound for the match path: one attribute lookup, one call.
@@ -145,17 +144,15 @@ class LogStore:
 
     def put_namespace(self, namespace_id: int, fields: tuple[str, ...], block_size: int, key_check: bytes) -> None:
         """Record a namespace; `key_check` (8 bytes) tells later whether a key is its key."""
-        payload = struct.pack("<II8s", namespace_id, block_size, key_check)
-        payload += b"".join(name_bytes(field) for field in fields)
-        self._put_record(RecordType.NAMESPACE, payload)
+        self._put_record(RecordType.NAMESPACE, pack_namespace(namespace_id, fields, block_size, key_check))
 
     def put_worker(self, worker: int, instance_id: str, dp_rank: int) -> None:
         """Record a worker under its index."""
-        self._put_record(RecordType.WORKER, struct.pack("<IH", worker, dp_rank) + name_bytes(instance_id))
+        self._put_record(RecordType.WORKER, pack_worker(worker, instance_id, dp_rank))
 
     def put_worker_mark(self, worker: int, generation: int, seq: int) -> None:
         """Record a worker's generation and the highest seq applied."""
-        self._put_record(RecordType.WORKER_MARK, struct.pack("<IIq", worker, generation, seq))
+        self._put_record(RecordType.WORKER_MARK, pack_worker_mark(worker, generation, seq))
 
     def _put_record(self, kind: RecordType, payload: bytes) -> None:
         self._check()
@@ -177,6 +174,11 @@ class LogStore:
                 f"the log could not be written: {self._failure}; end this process and recover from the disk"
             ) from self._failure
 
+    def poison(self, error: OSError) -> None:
+        """The disk has failed elsewhere in this store: nothing is acknowledged any more."""
+        if self._failure is None:
+            self._failure = error
+
     # --- writing -----------------------------------------------------------------------------------------------------
 
     @property
@@ -188,6 +190,30 @@ class LogStore:
     def durable_lsn(self) -> int:
         """LSN through which all records are durable."""
         return self._durable_lsn
+
+    @property
+    def position(self) -> tuple[int, int, int]:
+        """(LSN of the last record put, the log file and the offset at which the next one begins)."""
+        return self._tail.lsn, self._tail.file, self._tail.offset
+
+    @property
+    def bytes_appended(self) -> int:
+        """Bytes of the log, reclaimed ones too."""
+        return self._tail.bytes_appended
+
+    @property
+    def journal(self) -> Callable[[], list[bytes]] | None:
+        """Asked before each group of records ends: routing changes to go with it, as payloads of ROUTING records."""
+        return self._tail.journal
+
+    @journal.setter
+    def journal(self, journal: Callable[[], list[bytes]] | None) -> None:
+        self._tail.journal = journal
+
+    def append_journal(self) -> None:
+        """Put the routing changes so far into the log."""
+        self._check()
+        self._tail.append_journal()
 
     def _schedule(self) -> None:
         if self._timer is None:
@@ -256,7 +282,7 @@ class LogStore:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(FULL_RETRY_MS / 1000, self._write_soon)
+        self._timer = self._loop.call_later(limits.FULL_RETRY_MS / 1000, self._write_soon)
 
     def _write_blocking(self, sealed: Sealed, sync: bool) -> dict[int, int]:
         """In the writer thread, which alone touches `_descriptors` and `_unsynced` until `close`.

@@ -35,6 +35,7 @@ cdef class LogTail:
     cdef readonly uint32_t incarnation
     cdef readonly uint64_t file_bytes_max
     cdef bytes header              # payload of a file's header record
+    cdef public object journal     # called before a group ends; returns payloads of records of type ROUTING. Or None
     cdef readonly uint64_t bytes_appended
     cdef readonly uint64_t live_bytes
     cdef readonly uint64_t calls

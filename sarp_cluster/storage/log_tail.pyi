@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 from sarp_cluster.core.segment import SegmentBatch
 
 class LogTail:
@@ -25,6 +27,10 @@ class LogTail:
         bytes_before: int = 0,
         live_bytes: int = 0,
     ) -> None: ...
+    journal: Callable[[], list[bytes]] | None
+    """Asked before a group ends: payloads of records of type ROUTING."""
+
+    def append_journal(self) -> None: ...
     @property
     def unwritten_bytes(self) -> int: ...
     def set_descriptor(self, file: int, descriptor: int) -> None: ...

@@ -114,6 +114,7 @@ cdef class LogTail:
         self.lsn = lsn
         self.header = header
         self.bytes_appended = bytes_before
+        self.journal = None
         self.live_bytes = live_bytes
         self.begin_file()
 
@@ -161,6 +162,12 @@ cdef class LogTail:
         self.offset += size
         self.bytes_appended += size
         return chunk.data + chunk.length - size
+
+    def append_journal(self):
+        """Append what the journal has gathered since it was last asked, each piece as a record of its own."""
+        if self.journal is not None:
+            for payload in self.journal():
+                self.append_record(8, payload)
 
     cdef int make_room_in_file(self, uint64_t size) except -1:
         if self.offset + size > self.file_bytes_max and self.offset > FRAME_BYTES + 8:
@@ -240,6 +247,7 @@ cdef class LogTail:
         cdef int i
         if self.sealed:
             raise InvariantViolationError("the log's tail is already being written")
+        self.append_journal()
         if self.chunks:
             self.append_record(RecordType.GROUP, durable_lsn.to_bytes(8, "little"))
         self.sealed = self.chunks

@@ -20,6 +20,7 @@ from sarp_cluster.errors import BadRequestError, CorruptRecordError, StorageErro
 from sarp_cluster.storage.file_system import DISK, FileSystem
 from sarp_cluster.storage.log_replay import highest_mark, live_bytes, replay
 from sarp_cluster.storage.record import RecordType
+from sarp_cluster.storage.registry import NamespaceRecord, WorkerRecord, replay_registry
 from sarp_cluster.storage.store_directory import cut_file_name, log_file_name, log_files
 
 FORMAT_MAGIC: Final = b"SARPLOG"
@@ -27,27 +28,6 @@ FORMAT_VERSION: Final = 1
 
 Progress = Callable[[int, int], object]
 """Told (bytes done, bytes in all)."""
-
-
-class NamespaceRecord(NamedTuple):
-    """A namespace as the log has it."""
-
-    number: int
-    fields: tuple[str, ...]
-    """Tenant, model, LoRA, salt, hash profile."""
-    block_size: int
-    key_check: bytes
-    """Tells whether a key is the namespace's without telling the key."""
-
-
-class WorkerRecord(NamedTuple):
-    """A worker as the log has it."""
-
-    number: int
-    instance_id: str
-    dp_rank: int
-    generation: int
-    seq: int
 
 
 class RecoveredLog(NamedTuple):
@@ -66,21 +46,6 @@ class RecoveredLog(NamedTuple):
 def file_header(segment_blocks: int) -> bytes:
     """Payload of a log file's header record."""
     return FORMAT_MAGIC + str(FORMAT_VERSION).encode() + struct.pack("<II", segment_blocks, 0)
-
-
-def name_bytes(text: str) -> bytes:
-    """A name in a record: its length, then UTF-8."""
-    encoded = text.encode()
-    return struct.pack("<H", len(encoded)) + encoded
-
-
-def _names(payload: bytes, at: int) -> list[str]:
-    names = []
-    while at < len(payload):
-        (length,) = struct.unpack_from("<H", payload, at)
-        names.append(payload[at + 2 : at + 2 + length].decode())
-        at += 2 + length
-    return names
 
 
 def check_header(payload: bytes, path: Path, segment_blocks: int) -> None:
@@ -151,7 +116,7 @@ def recover(
         _make_durable(file_system, directory, files)
     table.finish_restore()
     try:
-        namespaces, workers = _replay_others(others)
+        namespaces, workers = replay_registry(others)
     except (struct.error, ValueError, KeyError) as error:
         raise CorruptRecordError(f"{directory}: a namespace or worker record makes no sense: {error!r}") from error
     return RecoveredLog(
@@ -219,23 +184,3 @@ def _make_durable(file_system: FileSystem, directory: Path, files: dict[int, Pat
         finally:
             file_system.close(descriptor)
     file_system.sync_directory(directory)
-
-
-def _replay_others(others: list[tuple[int, bytes]]) -> tuple[list[NamespaceRecord], list[WorkerRecord]]:
-    namespaces: list[NamespaceRecord] = []
-    workers: dict[int, WorkerRecord] = {}
-    for kind, payload in others:
-        if kind == RecordType.NAMESPACE:
-            number, block_size = struct.unpack_from("<II", payload)
-            fields = tuple(_names(payload, 16))
-            namespaces.append(NamespaceRecord(number, fields, block_size, payload[8:16]))
-        elif kind == RecordType.WORKER:
-            number, dp_rank = struct.unpack_from("<IH", payload)
-            (instance_id,) = _names(payload, 6)
-            workers[number] = WorkerRecord(number, instance_id, dp_rank, 0, -1)
-        elif kind == RecordType.WORKER_MARK:
-            number, generation, seq = struct.unpack_from("<IIq", payload)
-            workers[number] = workers[number]._replace(generation=generation, seq=seq)
-        elif kind != RecordType.FILE_HEADER:
-            raise StorageError(f"a record of type {kind}, which this program does not know: open it with a newer one")
-    return namespaces, [workers[number] for number in sorted(workers)]

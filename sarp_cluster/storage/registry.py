@@ -95,6 +95,6 @@ def replay_registry(
         elif kind == RecordType.WORKER_MARK:
             number, generation, seq = struct.unpack_from("<IIq", payload)
             workers[number] = workers[number]._replace(generation=generation, seq=seq)
-        elif kind != RecordType.FILE_HEADER:
+        elif kind not in (RecordType.FILE_HEADER, 8, 9):
             raise StorageError(f"a record of type {kind}, which this program does not know: open it with a newer one")
     return [namespaces[number] for number in sorted(namespaces)], [workers[number] for number in sorted(workers)]

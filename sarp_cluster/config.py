@@ -53,6 +53,10 @@ class IndexConfig:
     delta_segments_max: int = 4_096
     """Segments with an unfolded delta before the oldest are folded in the background."""
     log_file_bytes: int = limits.LOG_FILE_BYTES_MAX
+    reclaim_ratio: float | None = 1.4
+    """Bytes of all log files to live ones above which files are rewritten (design §5: at most 1.5). None: never."""
+    reclaim_bytes_per_second: int = 64 * 1024 * 1024
+    """Bytes that reclaiming reads and writes in a second; more where inserts write more, or the disk is full."""
 
     def __post_init__(self) -> None:
         s, r = self.segment_blocks, self.base_points
@@ -91,6 +95,16 @@ class IndexConfig:
         _require(self.delta_segments_max >= 0, "delta_segments_max", "must be at least 0")
         _require(
             4_096 <= self.log_file_bytes <= limits.LOG_FILE_BYTES_MAX * 64, "log_file_bytes", "must be 4 KiB to 16 GiB"
+        )
+        _require(
+            self.reclaim_ratio is None or 1.1 <= self.reclaim_ratio <= limits.RECLAIM_RATIO_MAX,
+            "reclaim_ratio",
+            f"must be 1.1 to {limits.RECLAIM_RATIO_MAX}, or None",
+        )
+        _require(
+            limits.RECLAIM_BYTES_PER_SECOND_MIN <= self.reclaim_bytes_per_second <= limits.LOG_FILE_BYTES_MAX * 64,
+            "reclaim_bytes_per_second",
+            f"must be {limits.RECLAIM_BYTES_PER_SECOND_MIN:,} to {limits.LOG_FILE_BYTES_MAX * 64:,}",
         )
 
     @property

@@ -56,6 +56,12 @@ of the first 16 of the range)."""
 LOG_FILE_BYTES_MAX: Final = 256 * 1024 * 1024
 """Bytes after which a log file is closed and the next one begun."""
 
+RECLAIM_RATIO_MAX: Final = 100
+"""Highest bytes of all log files to live ones that may be allowed."""
+
+RECLAIM_BYTES_PER_SECOND_MIN: Final = 65_536
+"""Slower than this a step of reclaiming would be due every few seconds, and a file would take days."""
+
 LOG_TAIL_BYTES_MAX: Final = 8 * 1024 * 1024
 """Bytes of the log that may wait in memory for a write before an insert has to wait for the disk."""
 

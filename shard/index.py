@@ -49,7 +49,7 @@ class Index:
     ) -> None:
         self.state = IndexState(config, store, table)
         self.namespaces = NamespaceRegistry(secret, store)
-        self.background = Background(self.state)
+        self.background = Background(self.state, self.namespaces)
         self.snapshots = Snapshots(self.state, self.namespaces, directory, file_system)
         self._wake = asyncio.Event()
         self._snapshot_wake = asyncio.Event()
@@ -156,24 +156,22 @@ class Index:
         given back with the blocks. `durable`: answer only once the change is synced to the disk; otherwise that follows
         within about a tenth of a second, and the answer says which it was.
         """
-        result = await insert_path.insert(
-            self.state,
-            self.namespaces.require(namespace),
-            block_ids,
-            worker=worker,
-            generation=generation,
-            tier=tier,
-            first=first,
-            offset=offset,
-            seq=seq,
-            handle=handle,
-            durable=durable,
-        )
-        if self.state.points.due or self.background.due:
-            self._wake.set()
-        if self.snapshots.due:
-            self._snapshot_wake.set()
-        return result
+        try:
+            return await insert_path.insert(
+                self.state,
+                self.namespaces.require(namespace),
+                block_ids,
+                worker=worker,
+                generation=generation,
+                tier=tier,
+                first=first,
+                offset=offset,
+                seq=seq,
+                handle=handle,
+                durable=durable,
+            )
+        finally:
+            self._wake_background()
 
     async def remove(
         self,
@@ -192,18 +190,21 @@ class Index:
 
         The blocks stay in the index. Returns how many segments changed.
         """
-        return await insert_path.remove(
-            self.state,
-            self.namespaces.require(namespace),
-            block_ids,
-            worker=worker,
-            generation=generation,
-            tier=tier,
-            first=first,
-            last=last,
-            seq=seq,
-            durable=durable,
-        )
+        try:
+            return await insert_path.remove(
+                self.state,
+                self.namespaces.require(namespace),
+                block_ids,
+                worker=worker,
+                generation=generation,
+                tier=tier,
+                first=first,
+                last=last,
+                seq=seq,
+                durable=durable,
+            )
+        finally:
+            self._wake_background()
 
     async def clear_worker(self, worker: Worker, *, generation: int) -> None:
         """The worker's cache is in `generation` now: everything older of it is dead at once."""
@@ -225,6 +226,13 @@ class Index:
         self._wake.set()  # recovery may have found back-fills that are due, and left loading to be done
         self._snapshot_wake.set()
 
+    def _wake_background(self) -> None:
+        """Something has changed, or was refused because the store is full."""
+        if self.background.due or self.state.store.full:
+            self._wake.set()
+        if self.snapshots.due:
+            self._snapshot_wake.set()
+
     async def stop_background(self) -> None:
         """End the background work. Raises what ended it before its time."""
         runners, self._runners = self._runners, []
@@ -236,11 +244,26 @@ class Index:
                 raise outcome
 
     async def _run_background(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while await self.background.step():
-                await asyncio.sleep(self.background.pause)  # foreground work first
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle | None = None
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                if timer is not None:
+                    timer.cancel()
+                try:
+                    while await self.background.step(now=loop.time()):
+                        await asyncio.sleep(self.background.pause)  # foreground work first
+                    wait_s = self.background.wait_s(loop.time())
+                except StoreFullError:
+                    wait_s = limits.FULL_RETRY_MS / 1000
+                if self.state.store.full:
+                    wait_s = limits.FULL_RETRY_MS / 1000  # space may come back from elsewhere
+                timer = None if wait_s is None else loop.call_later(wait_s, self._wake.set)
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     async def _run_snapshots(self) -> None:
         """Beside the other background work: a snapshot waits for the disk, and a back-fill must not wait for it."""

@@ -39,7 +39,10 @@ class NamespaceRegistry:
         self._secret = secret
         self._store = store
         self._by_spec: dict[NamespaceSpec, IndexNamespace] = {}
-        self._records: list[NamespaceRecord] = []
+        self._by_number: dict[int, IndexNamespace] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_spec)
 
     def create(self, spec: NamespaceSpec) -> IndexNamespace:
         """The namespace of `spec`, made if it is new."""
@@ -64,14 +67,17 @@ class NamespaceRegistry:
             raise TooLargeError(f"namespace: the index holds its limit of {limits.NAMESPACES_MAX}", field="namespace")
         number = len(self._by_spec) + 1
         key = derive_namespace_key(self._secret, spec)
-        fields = (spec.tenant, spec.model, spec.lora, spec.salt, str(spec.hash_profile))
-        record = NamespaceRecord(number, fields, spec.block_size, key_check(key))
-        self._store.put_namespace(*record)
-        return self._enter(record, spec, key)
+        self._store.put_namespace(*_record(number, spec, key))
+        return self._enter(number, spec, key)
 
     def records(self) -> list[NamespaceRecord]:
         """All namespaces as records."""
-        return list(self._records)
+        return [NamespaceRecord(*self.record(number)) for number in self._by_number]
+
+    def record(self, number: int) -> tuple[int, tuple[str, ...], int, bytes]:
+        """What the store is given of a namespace: its number, fields, block size and key check."""
+        spec = self._by_number[number].spec
+        return _record(number, spec, derive_namespace_key(self._secret, spec))
 
     def restore(self, record: NamespaceRecord) -> None:
         """Enter a namespace that the log has."""
@@ -87,12 +93,11 @@ class NamespaceRegistry:
         key = derive_namespace_key(self._secret, spec)
         if key_check(key) != record.key_check:
             raise BadRequestError("secret: not the one with which this store was made", field="secret")
-        self._enter(record, spec, key)
+        self._enter(record.number, spec, key)
 
-    def _enter(self, record: NamespaceRecord, spec: NamespaceSpec, key: bytes) -> IndexNamespace:
-        namespace = IndexNamespace(self, record.number, spec, NamespaceKey(key))
-        self._by_spec[spec] = namespace
-        self._records.append(record)
+    def _enter(self, number: int, spec: NamespaceSpec, key: bytes) -> IndexNamespace:
+        namespace = IndexNamespace(self, number, spec, NamespaceKey(key))
+        self._by_spec[spec] = self._by_number[number] = namespace
         return namespace
 
     def require(self, namespace: object) -> IndexNamespace:
@@ -100,3 +105,8 @@ class NamespaceRegistry:
         if isinstance(namespace, IndexNamespace) and namespace.registry is self:
             return namespace
         raise UnknownNamespaceError("namespace: not one of this index; create it first", field="namespace")
+
+
+def _record(number: int, spec: NamespaceSpec, key: bytes) -> tuple[int, tuple[str, ...], int, bytes]:
+    fields = (spec.tenant, spec.model, spec.lora, spec.salt, str(spec.hash_profile))
+    return number, fields, spec.block_size, key_check(key)

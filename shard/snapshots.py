@@ -110,7 +110,7 @@ class Snapshots:
                 await self._take()
 
     async def take(self) -> Manifest:
-        """Take a snapshot. Raises OSError where it cannot be written; then the one before stays, and it may be repeated."""
+        """Take a snapshot. Raises OSError where it cannot be written: the one before stays, and it may be repeated."""
         async with self._working:
             return await self._take()
 
@@ -143,7 +143,7 @@ class Snapshots:
         """No await in here: all of this is of one moment."""
         state = self._state
         state.store.append_journal()
-        lsn, log_file, log_offset = state.store.position
+        lsn, (log_file, log_offset) = state.store.lsn, state.store.position
         self._taken_at = state.store.bytes_appended
         table, directory = state.table, state.directory
         table.freeze()
@@ -183,9 +183,7 @@ class Snapshots:
         while len(workers) < table.count:
             for number in range(len(workers), min(len(workers) + limits.WORKERS_COPIED_A_STEP, table.count)):
                 instance_id, dp_rank = table.names[number]
-                workers.append(
-                    WorkerRecord(number, instance_id, dp_rank, table.generation(number), table.seq(number))
-                )
+                workers.append(WorkerRecord(number, instance_id, dp_rank, table.generation(number), table.seq(number)))
             await asyncio.sleep(0)
         return tuple(self._namespaces.records()), tuple(workers)
 
@@ -213,7 +211,7 @@ class Snapshots:
         """Keep the newest manifests; the log before the oldest of them is needed for segments only."""
         kept = self._kept = [manifest, *self._kept][:MANIFESTS_KEPT]
         self._merge_due = merge_choice([run.postings for run in self._state.directory.runs])
-        self._state.store.oldest_needed_file = kept[-1].log_file
+        self._state.store.keep_from(kept[-1].log_file)
         await run_to_end(lambda: sweep(self._file_system, self._directory, kept))
 
     # --- merges ------------------------------------------------------------------------------------------------------

@@ -61,9 +61,7 @@ def pack_worker_mark(number: int, generation: int, seq: int) -> bytes:
     return struct.pack("<IIq", number, generation, seq)
 
 
-def pack_registry(
-    namespaces: Iterable[NamespaceRecord], workers: Iterable[WorkerRecord]
-) -> list[tuple[int, bytes]]:
+def pack_registry(namespaces: Iterable[NamespaceRecord], workers: Iterable[WorkerRecord]) -> list[tuple[int, bytes]]:
     """All records of these namespaces and workers."""
     records: list[tuple[int, bytes]] = [(RecordType.NAMESPACE, pack_namespace(*namespace)) for namespace in namespaces]
     for worker in workers:
@@ -76,10 +74,12 @@ def replay_registry(
     records: Iterable[tuple[int, bytes]],
     known_namespaces: Iterable[NamespaceRecord] = (),
     known_workers: Iterable[WorkerRecord] = (),
+    *,
+    gaps: bool = False,
 ) -> tuple[list[NamespaceRecord], list[WorkerRecord]]:
     """Namespaces and workers in the order of their numbers, after (type, payload) records. The same again is harmless.
 
-    Raises struct.error, ValueError or KeyError for a record that makes no sense.
+    With `gaps`, log files are missing that were reclaimed. Raises struct.error, ValueError or KeyError for a record that makes no sense.
     """
     namespaces = {namespace.number: namespace for namespace in known_namespaces}
     workers = {worker.number: worker for worker in known_workers}
@@ -94,6 +94,8 @@ def replay_registry(
                 workers[number] = WorkerRecord(number, instance_id, dp_rank, 0, -1)
         elif kind == RecordType.WORKER_MARK:
             number, generation, seq = struct.unpack_from("<IIq", payload)
+            if gaps and number not in workers:
+                continue  # its record was in a file that is reclaimed, and was put again behind this, a newer mark too
             workers[number] = workers[number]._replace(generation=generation, seq=seq)
         elif kind not in (RecordType.FILE_HEADER, 8, 9):
             raise StorageError(f"a record of type {kind}, which this program does not know: open it with a newer one")

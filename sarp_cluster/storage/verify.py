@@ -20,7 +20,7 @@ from sarp_cluster.errors import InvariantViolationError, SarpError
 from sarp_cluster.storage.log_replay import next_record, replay
 from sarp_cluster.storage.log_tail import LogTail
 from sarp_cluster.storage.record import RecordType
-from sarp_cluster.storage.recovery import check_header, file_header, header_segment_blocks, vouched_behind
+from sarp_cluster.storage.recovery import check_header, header_prefix, header_segment_blocks, vouched_behind
 from sarp_cluster.storage.store_directory import lock, log_files
 
 SEGMENTS_A_READ: Final = 1_024
@@ -134,7 +134,7 @@ def _verify_segments(found: Verification, table: SegmentTable, files: dict[int, 
     directory = RoutingDirectory(parameters)
     search = Search(parameters, directory, RoutingPoints(parameters, directory), table)
     next_file = 1 + max(files)
-    tail = LogTail(1 << 28, next_file, next_file, found.last_lsn, file_header(segment_blocks))
+    tail = LogTail(1 << 28, next_file, next_file, found.last_lsn, header_prefix(segment_blocks))
     descriptors = [(number, os.open(path, os.O_RDONLY | os.O_CLOEXEC)) for number, path in files.items()]
     try:
         for number, descriptor in descriptors:

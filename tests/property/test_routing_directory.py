@@ -374,7 +374,9 @@ def merge_levels(directory: RoutingDirectory, first: int, levels: int, number: i
     directory.finish_merge(merge)
 
 
-def reopened(directory: RoutingDirectory, layout: FilterLayout) -> tuple[RoutingDirectory, dict[tuple[int, int], bytes]]:
+def reopened(
+    directory: RoutingDirectory, layout: FilterLayout
+) -> tuple[RoutingDirectory, dict[tuple[int, int], bytes]]:
     """As after a snapshot and a restart: all in runs, none of them in memory. And the chunks."""
     snapshot(directory, 2**31)
     chunks = {(run.number, chunk): bytes(run.chunk(chunk)) for run in directory.runs for chunk in range(run.chunks)}

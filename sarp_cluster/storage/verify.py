@@ -71,17 +71,19 @@ def _verify_locked(directory: Path) -> Verification:
     files = log_files(directory)
     segment_blocks = 0
     lsn = 0
+    torn = False
     for number, path in files.items():
         data = path.read_bytes()
         found.files += 1
         found.bytes += len(data)
         others: list[tuple[int, bytes]] = []
         at = 0
-        while True:
+        while not torn:
             at, lsn = replay(table, data, number, lsn, others, at)
             if at == len(data):
                 break
             at, lsn = _explain(found, files, (number, at), data, lsn)
+            torn = found.findings[-1].harmless  # what is behind it is no part of the store
         for kind, payload in others:
             if kind == RecordType.FILE_HEADER:
                 segment_blocks = segment_blocks or header_segment_blocks(payload, path)
@@ -99,21 +101,24 @@ def _explain(
     number, offset = at
     name = files[number].name
     resumed, next_lsn = next_record(data, offset, number)
-    if resumed == offset:
-        what = (
-            "a record verifies but makes no sense here: what it changes is missing"
-            if next_lsn == lsn + 1
-            else f"LSN {next_lsn} follows LSN {lsn}: records are missing"
-        )
-        found.findings.append(Finding(name, offset, what))
-        return (_behind(data, offset, number), next_lsn) if next_lsn == lsn + 1 else (offset, next_lsn - 1)
     vouched = vouched_behind(files, number, data, offset)
+    if resumed == offset:
+        if next_lsn == lsn + 1:
+            what = "a record verifies but makes no sense here: what it changes is missing"
+            found.findings.append(Finding(name, offset, what))
+            return _behind(data, offset, number), next_lsn
+        if vouched > lsn:
+            what = f"LSN {next_lsn} follows LSN {lsn}: records are missing"
+            found.findings.append(Finding(name, offset, what))
+            return offset, next_lsn - 1
     if vouched > lsn:
         what = f"{resumed - offset} bytes do not verify, although records through LSN {vouched} were durable"
         found.findings.append(Finding(name, offset, what))
     else:
-        what = f"{resumed - offset} bytes of a tail that was never acknowledged"
+        tail = len(data) - offset + sum(path.stat().st_size for later, path in files.items() if later > number)
+        what = f"{tail} bytes of a tail that was never acknowledged"
         found.findings.append(Finding(name, offset, what, harmless=True))
+        return offset, lsn
     return resumed, max(lsn, next_lsn - 1)
 
 
@@ -130,7 +135,8 @@ def _verify_segments(found: Verification, table: SegmentTable, files: dict[int, 
     except SarpError as error:
         found.findings.append(Finding("", 0, str(error)))
         return
-    parameters = SarpParameters(IndexConfig(segment_blocks=segment_blocks))
+    # Nothing is looked up here, so any routing points that fit into a segment will do.
+    parameters = SarpParameters(IndexConfig(segment_blocks=segment_blocks, base_points=2))
     directory = RoutingDirectory(parameters)
     search = Search(parameters, directory, RoutingPoints(parameters, directory), table)
     next_file = 1 + max(files)

@@ -19,14 +19,17 @@ from sarp_cluster.types import HashProfile, NamespaceSpec, Worker
 from shard.index import Index
 
 
-async def make_store(directory: Path, log_file_bytes: int = 1 << 20) -> None:
-    """Sequences that extend one another and part, each synced by itself."""
-    index = await Index.open(directory, IndexConfig(log_file_bytes=log_file_bytes), secret=bytes(32))
+async def make_store(
+    directory: Path, *, log_file_bytes: int = 1 << 20, segment_blocks: int = 64, durable: bool = True
+) -> None:
+    """Sequences that extend one another and part, each synced by itself, or all in one group."""
+    config = IndexConfig(log_file_bytes=log_file_bytes, segment_blocks=segment_blocks, base_points=2)
+    index = await Index.open(directory, config, secret=bytes(32))
     namespace = index.create_namespace(NamespaceSpec(model="m", hash_profile=HashProfile.OPAQUE))
     rng = random.Random(1)
     for number in range(40):
         tokens = (*range(rng.randint(1, 100)), 1_000 + number)
-        await index.insert(namespace, chained_block_ids(tokens), worker=Worker(f"w{number % 3}"))
+        await index.insert(namespace, chained_block_ids(tokens), worker=Worker(f"w{number % 3}"), durable=durable)
     await index.close()
 
 
@@ -77,6 +80,22 @@ def test_a_torn_tail_is_named_and_harmless(tmp_path: Path) -> None:
     assert found.clean
     assert [(finding.offset, finding.harmless) for finding in found.findings] == [(last, True)]
     assert path.stat().st_size == last + 10
+
+
+def test_what_is_behind_a_torn_tail_is_no_part_of_the_store(tmp_path: Path) -> None:
+    """Files reached the disk out of order: segments behind the gap name others that are not there. All of it goes."""
+    asyncio.run(make_store(tmp_path / "s", log_file_bytes=4_096, segment_blocks=8, durable=False))
+    (tmp_path / "s" / log_file_name(2)).unlink()
+    found = verify(tmp_path / "s")
+    assert found.clean
+    assert [finding.harmless for finding in found.findings] == [True]
+
+
+def test_a_store_of_small_segments_is_looked_over(tmp_path: Path) -> None:
+    asyncio.run(make_store(tmp_path / "s", segment_blocks=4))
+    found = verify(tmp_path / "s")
+    assert not found.findings
+    assert found.segments > 1
 
 
 def test_a_missing_file_is_damage(tmp_path: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, BinaryIO, Final, Protocol, TypeVar
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -19,6 +20,7 @@ from sarp_cluster.replay.arguments import add_replay_arguments, index_config
 from sarp_cluster.replay.replay import Progress, replay_trace
 from sarp_cluster.replay.report import EXPLANATION, ReplayReport, table
 from sarp_cluster.replay.traces import Trace, open_trace
+from sarp_cluster.storage.store_directory import SECRET_NAME
 from sarp_cluster.storage.verify import verify
 from sarp_cluster.types import HashProfile, Namespace, NamespaceSpec, PrefixIndex
 
@@ -40,6 +42,7 @@ class OpenedIndex(PrefixIndex, Protocol):
         """Make everything durable and let go of the directory."""
 
 
+Result = TypeVar("Result")
 OpenIndex = Callable[[Path, IndexConfig], Awaitable[OpenedIndex]]
 
 
@@ -84,7 +87,109 @@ def build_parser() -> argparse.ArgumentParser:
     )
     verify_parser.add_argument("directory", type=Path, metavar="DIR", help="the store's directory")
     verify_parser.set_defaults(run=verify_command)
+    _add_dump_and_load(commands)
     return parser
+
+
+def _add_dump_and_load(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    dump_parser = commands.add_parser(
+        "dump",
+        help="write all that a store holds as lines of JSON, independent of its secret",
+        description="Write a store as lines of JSON: namespaces, workers with their generations, and each sequence's "
+        "block IDs (wire IDs, as callers know them) with who holds which blocks on which tier. `sarp load` makes a "
+        "store of it again that gives the same answers. Every field: docs/dump.md. The store must not be open.",
+    )
+    dump_parser.add_argument("directory", type=Path, metavar="DIR", help="the store's directory")
+    dump_parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="where to write it; there when it is complete (default: stdout)"
+    )
+    _add_secret(
+        dump_parser,
+        "with the secret (16 to 64 bytes) that keys the store's block IDs, where its owner gave one (default: the "
+        "store's own; for a store of `sarp replay` that of all replays)",
+    )
+    dump_parser.set_defaults(run=dump_command)
+    load_parser = commands.add_parser(
+        "load",
+        help="make a store of what `sarp dump` wrote",
+        description="Make a new store of a dump, in a directory that is empty or absent. Every field is checked; an "
+        "error names line and field, and leaves no store behind.",
+    )
+    load_parser.add_argument("directory", type=Path, metavar="DIR", help="the new store's directory")
+    load_parser.add_argument("file", type=Path, nargs="?", metavar="FILE", help="the dump (default: stdin)")
+    _add_secret(
+        load_parser, "with a secret (16 to 64 bytes) to key the store's block IDs (default: the store makes its own)"
+    )
+    load_parser.set_defaults(run=load_command)
+
+
+def _add_secret(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--secret", type=Path, metavar="FILE", help=f"a file {what}")
+
+
+def dump_command(arguments: argparse.Namespace, _: OpenIndex) -> None:
+    """Write the dump of a store to a file, or to stdout."""
+    from shard.dump_files import dump_store  # noqa: PLC0415
+
+    directory = arguments.directory
+    secret = _secret(arguments.secret)
+    if secret is None and not (directory / SECRET_NAME).exists():
+        secret = REPLAY_SECRET
+    with ExitStack() as cleanup:
+        bar = cleanup.enter_context(_bar(str(directory), "segment"))
+
+        def begin(total: int) -> Progress:
+            bar.reset(total)
+            return bar.update  # type: ignore[no-any-return]
+
+        output = sys.stdout.buffer
+        if arguments.output is not None:
+            output = cleanup.enter_context(whole_file(arguments.output))
+        _run(dump_store(directory, output, secret, begin))
+
+
+def load_command(arguments: argparse.Namespace, _: OpenIndex) -> None:
+    """Make a store of a dump from a file, or from stdin."""
+    from shard.dump_files import load_store  # noqa: PLC0415
+
+    with ExitStack() as cleanup:
+        source: BinaryIO = sys.stdin.buffer
+        total = None
+        if arguments.file is not None:
+            source = cleanup.enter_context(arguments.file.open("rb"))
+            total = os.fstat(source.fileno()).st_size
+        bar = cleanup.enter_context(_bar(str(arguments.directory), "B", total))
+        loaded = _run(load_store(arguments.directory, source, _secret(arguments.secret), bar.update))
+    print(
+        f"{arguments.directory}: {loaded.blocks:,} blocks in {loaded.sequences:,} sequences, "
+        f"{loaded.locations:,} locations"
+    )
+
+
+def _secret(path: Path | None) -> bytes | None:
+    return None if path is None else path.read_bytes()
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, for its owner only, that is there when all of it is written and synced, or not at all."""
+    temporary = path.with_name(f".{path.name}.part")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _bar(title: str, unit: str, total: int | None = None) -> tqdm:
+    """A progress bar on stderr, where that is a terminal."""
+    scale = unit == "B"
+    return tqdm(desc=title, total=total, unit=unit, unit_scale=scale, file=sys.stderr, mininterval=0.5, disable=None)
 
 
 def verify_command(arguments: argparse.Namespace, _: OpenIndex) -> int:
@@ -113,8 +218,7 @@ def replay_command(arguments: argparse.Namespace, open_index: OpenIndex) -> None
             trace = open_trace(path, block_tokens=arguments.block_tokens)
             store = fresh_directory(stores, trace.name)
             total = min(trace.request_count, arguments.limit or trace.request_count)
-            # disable=None: shown where stderr is a terminal.
-            with tqdm(total=total, desc=trace.name, unit="req", file=sys.stderr, mininterval=0.5, disable=None) as bar:
+            with _bar(trace.name, "req", total) as bar:
                 report = _run(replay_in(store, trace, config, arguments, open_index=open_index, progress=bar.update))
             reports.append(report)
             if arguments.json:
@@ -165,7 +269,7 @@ async def replay_in(
         await index.close()
 
 
-def _run(command: Coroutine[Any, Any, ReplayReport]) -> ReplayReport:
+def _run(command: Coroutine[Any, Any, Result]) -> Result:
     """Run `command` to its end, on uvloop where there is one (not on Windows)."""
     try:
         import uvloop  # noqa: PLC0415

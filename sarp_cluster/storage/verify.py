@@ -16,14 +16,16 @@ from sarp_cluster.core.parameters import SarpParameters
 from sarp_cluster.core.routing_directory import RoutingDirectory
 from sarp_cluster.core.routing_points import RoutingPoints
 from sarp_cluster.core.segment_table import SegmentTable
-from sarp_cluster.errors import InvariantViolationError, SarpError
+from sarp_cluster.errors import CorruptRecordError, InvariantViolationError, SarpError, StorageError
 from sarp_cluster.storage.log_replay import next_record, replay
 from sarp_cluster.storage.log_tail import LogTail
-from sarp_cluster.storage.record import RecordType
+from sarp_cluster.storage.record import RecordType, read_frame
 from sarp_cluster.storage.recovery import check_header, file_header, header_segment_blocks, vouched_behind
 from sarp_cluster.storage.store_directory import lock, log_files
 
 SEGMENTS_A_READ: Final = 1_024
+FRAME_BYTES: Final = 32
+HEADER_BYTES_MAX: Final = 4_096
 READ: Final = 1
 
 
@@ -63,6 +65,25 @@ def verify(directory: Path) -> Verification:
         return _verify_locked(directory)
     finally:
         os.close(descriptor)
+
+
+def store_segment_blocks(directory: Path) -> int:
+    """Blocks a segment of the store in `directory`, from the header of its first log file. Opens nothing else.
+
+    Raises FileNotFoundError without a directory, StorageError for one without a log that this program reads.
+    """
+    if not directory.is_dir():
+        raise FileNotFoundError(f"{directory}: no such store")
+    for number, path in log_files(directory).items():
+        with path.open("rb") as file:
+            start = file.read(HEADER_BYTES_MAX)
+        header = read_frame(start, 0, number, 0)
+        if header is None or header.type != RecordType.FILE_HEADER:
+            raise CorruptRecordError(f"{path}: the record at offset 0 is no file header that verifies")
+        blocks = header_segment_blocks(start[FRAME_BYTES:], path)
+        check_header(start[FRAME_BYTES:], path, blocks)
+        return blocks
+    raise StorageError(f"{directory} is no store: it has no log file in it")
 
 
 def _verify_locked(directory: Path) -> Verification:

@@ -7,22 +7,23 @@ import asyncio
 import os
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from time import perf_counter
 from typing import Any, BinaryIO, Final, Protocol, TypeVar
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from sarp_cluster.config import IndexConfig
-from sarp_cluster.errors import BadRequestError, SarpError
+from sarp_cluster.errors import SarpError
 from sarp_cluster.replay.arguments import add_replay_arguments, index_config
 from sarp_cluster.replay.replay import Progress, replay_trace
-from sarp_cluster.replay.report import EXPLANATION, ReplayReport, table
+from sarp_cluster.replay.report import EXPLANATION, FoundStore, ReplayReport, table
 from sarp_cluster.replay.traces import Trace, open_trace
 from sarp_cluster.storage.store_directory import SECRET_NAME
 from sarp_cluster.storage.verify import verify
-from sarp_cluster.types import HashProfile, Namespace, NamespaceSpec, PrefixIndex
+from sarp_cluster.types import HashProfile, Namespace, NamespaceSpec, PrefixIndex, Worker, WorkerMark
 
 EXIT_ERROR: Final = 2
 EXIT_DAMAGED: Final = 1
@@ -33,10 +34,16 @@ EXIT_INTERRUPTED: Final = 130
 
 
 class OpenedIndex(PrefixIndex, Protocol):
-    """An index that the command opened and has to close."""
+    """An index that the command opened and has to close. It may hold something already."""
 
     def create_namespace(self, spec: NamespaceSpec) -> Namespace:
         """The namespace of `spec`, new or as it was."""
+
+    def worker_marks(self) -> Mapping[Worker, WorkerMark]:
+        """Every worker's generation and the seq of its last change."""
+
+    def held_block_ids(self, namespace: Namespace) -> AsyncIterator[bytes]:
+        """Wire IDs of the namespace's blocks of which somebody holds the whole prefix."""
 
     async def close(self) -> None:
         """Make everything durable and let go of the directory."""
@@ -48,9 +55,10 @@ OpenIndex = Callable[[Path, IndexConfig], Awaitable[OpenedIndex]]
 
 async def open_shard_index(directory: Path, config: IndexConfig) -> OpenedIndex:
     """Our own index. Imported when needed: the library does not depend on the services beside it."""
-    from shard.index import Index  # noqa: PLC0415
+    from shard.reopened import ReopenedIndex  # noqa: PLC0415
 
-    return await Index.open(directory, config, secret=REPLAY_SECRET)
+    own_secret = await asyncio.to_thread((directory / SECRET_NAME).exists)
+    return await ReopenedIndex.open(directory, config, secret=None if own_secret else REPLAY_SECRET)
 
 
 def main(argv: Sequence[str] | None = None, *, open_index: OpenIndex = open_shard_index) -> int:
@@ -74,8 +82,9 @@ def build_parser() -> argparse.ArgumentParser:
     replay = commands.add_parser(
         "replay",
         help="replay real traces against an index and compare each answer with the exact one",
-        description="Replay traces against a fresh index on this machine: match each request's context, compare the "
-        "answer with an exact oracle, insert what the request computed; then report quality, reads, memory and speed.",
+        description="Replay traces against an index on this machine: match each request's context, compare the answer "
+        "with an exact oracle, insert what the request computed; then report quality, reads, memory and speed. The "
+        "index is empty at first, unless --store-dir has a store of the trace already.",
     )
     add_replay_arguments(replay)
     replay.set_defaults(run=replay_command)
@@ -207,7 +216,7 @@ def verify_command(arguments: argparse.Namespace, _: OpenIndex) -> int:
 
 
 def replay_command(arguments: argparse.Namespace, open_index: OpenIndex) -> None:
-    """Replay each trace in its own fresh store and print the report."""
+    """Replay each trace in its own store and print the report."""
     config = index_config(arguments)
     reports: list[ReplayReport] = []
     with ExitStack() as cleanup:
@@ -216,7 +225,8 @@ def replay_command(arguments: argparse.Namespace, open_index: OpenIndex) -> None
             stores = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="sarp-replay-")))
         for path in arguments.traces:
             trace = open_trace(path, block_tokens=arguments.block_tokens)
-            store = fresh_directory(stores, trace.name)
+            store = stores / trace.name
+            store.mkdir(parents=True, exist_ok=True)
             total = min(trace.request_count, arguments.limit or trace.request_count)
             with _bar(trace.name, "req", total) as bar:
                 report = _run(replay_in(store, trace, config, arguments, open_index=open_index, progress=bar.update))
@@ -226,17 +236,6 @@ def replay_command(arguments: argparse.Namespace, open_index: OpenIndex) -> None
     if not arguments.json:
         print(table(reports))
         print(EXPLANATION, end="")
-
-
-def fresh_directory(parent: Path, name: str) -> Path:
-    """Create the directory `name` in `parent`. Raises BadRequestError if it has something in it."""
-    directory = parent / name
-    directory.mkdir(parents=True, exist_ok=True)
-    if any(directory.iterdir()):
-        raise BadRequestError(
-            f"--store-dir: {directory} is not empty; a replay measures a fresh index", field="store_dir"
-        )
-    return directory
 
 
 async def replay_in(
@@ -250,13 +249,25 @@ async def replay_in(
 ) -> ReplayReport:
     """Replay `trace` in an index opened in `store`, and close it."""
     profile = HashProfile.XXH3 if trace.kind == "tokens" else HashProfile.OPAQUE
+    opening = perf_counter()
     index = await open_index(store, config)
+    recovery_s = perf_counter() - opening
     try:
         spec = NamespaceSpec(model=f"replay/{trace.name}", block_size=trace.block_tokens, hash_profile=profile)
+        namespace = index.create_namespace(spec)
+        there = index.statistics()
+        found = None
+        if there.blocks:
+            found = FoundStore(segments=there.segments, blocks=there.blocks, recovery_s=recovery_s)
+            print(
+                f"{store}: reopened; it holds {there.blocks:,} blocks in {there.segments:,} segments, recovered in "
+                f"{recovery_s:.3f} s from {there.disk_bytes / 1e6:,.1f} MB of log",
+                file=sys.stderr,
+            )
         return await replay_trace(
             trace,
             index,
-            index.create_namespace(spec),
+            namespace,
             workers=arguments.workers,
             in_flight=arguments.in_flight,
             limit=arguments.limit,
@@ -264,6 +275,9 @@ async def replay_in(
             with_oracle=arguments.oracle,
             with_candidates=arguments.candidates,
             durable=arguments.durable,
+            found=found,
+            held=None if found is None else index.held_block_ids(namespace),
+            marks=index.worker_marks(),
         )
     finally:
         await index.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 from pathlib import Path
+from typing import Self
 
 from sarp_cluster.config import IndexConfig, Strategy
 from sarp_cluster.core.answering import MatchAnswer
@@ -44,7 +45,7 @@ class Index:
         *,
         secret: bytes | None = None,
         progress: Progress | None = None,
-    ) -> Index:
+    ) -> Self:
         """The index in `directory`: a new one if that is empty or absent, else recovered from what stands there.
 
         `secret` (16 to 64 bytes) keys the namespaces' block IDs; without one, the store keeps a random secret of its

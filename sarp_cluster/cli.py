@@ -203,7 +203,13 @@ def _bar(title: str, unit: str, total: int | None = None) -> tqdm:
 
 def verify_command(arguments: argparse.Namespace, _: OpenIndex) -> int:
     """Look over a store and say what was found. Returns the exit status."""
-    found = verify(arguments.directory)
+    with _bar(str(arguments.directory), "B") as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        found = verify(arguments.directory, progress)
     for finding in found.findings:
         kind = "torn tail" if finding.harmless else "DAMAGE"
         print(f"{kind}: {finding.file or 'store'} at offset {finding.offset:,}: {finding.what}")

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from sarp_cluster import limits
-from sarp_cluster.config import IndexConfig
 from sarp_cluster.errors import BadRequestError
 from sarp_cluster.storage.store_directory import sync_directory
-from sarp_cluster.storage.verify import store_segment_blocks
+from sarp_cluster.storage.verify import config_for, store_segment_blocks
 from shard.dump import dump
 from shard.index import Index
 from shard.load import SEQUENCES_A_TURN, Loader, segment_blocks_of
@@ -32,7 +31,7 @@ Begin = Callable[[int], Progress]
 async def dump_store(directory: Path, output: BinaryIO, secret: bytes | None, begin: Begin) -> None:
     """Write the dump of a store that nobody has open. The store is opened, and so recovered, but not changed."""
     segment_blocks = await asyncio.to_thread(store_segment_blocks, directory)
-    index = await Index.open(directory, IndexConfig(segment_blocks=segment_blocks), secret=secret)
+    index = await Index.open(directory, config_for(segment_blocks), secret=secret)
     try:
         await index.stop_background()
         progress = begin(index.statistics().segments)
@@ -66,7 +65,7 @@ async def load_store(directory: Path, source: BinaryIO, secret: bytes | None, pr
 async def _load(directory: Path, source: BinaryIO, secret: bytes | None, progress: Progress) -> Loader:
     lines = await asyncio.to_thread(_lines, source)
     segment_blocks = segment_blocks_of(lines[0] if lines else b"")
-    index = await Index.open(directory, IndexConfig(segment_blocks=segment_blocks), secret=secret)
+    index = await Index.open(directory, config_for(segment_blocks), secret=secret)
     try:
         loader = Loader(index)
         while lines:

@@ -128,6 +128,20 @@ def test_an_empty_index_and_workers_without_a_namespace_come_back(tmp_path: Path
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
+def test_a_store_of_the_smallest_segments_is_dumped_and_loaded(tmp_path: Path) -> None:
+    async def small() -> None:
+        index = await Index.open(tmp_path / "store", IndexConfig(segment_blocks=4, base_points=1))
+        await fill(index)
+        await index.close()
+
+    asyncio.run(small())
+    assert main(["dump", str(tmp_path / "store"), "--output", str(tmp_path / "one")]) == 0
+    assert main(["load", str(tmp_path / "copy"), str(tmp_path / "one")]) == 0
+    assert main(["verify", str(tmp_path / "copy")]) == 0
+    assert main(["dump", str(tmp_path / "copy"), "--output", str(tmp_path / "two")]) == 0
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
 def test_only_an_empty_directory_is_loaded_into(
     store: Path, lines: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

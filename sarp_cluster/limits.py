@@ -65,6 +65,10 @@ RECLAIM_BYTES_PER_SECOND_MIN: Final = 65_536
 LOG_TAIL_BYTES_MAX: Final = 8 * 1024 * 1024
 """Bytes of the log that may wait in memory for a write before an insert has to wait for the disk."""
 
+DUMP_LINE_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Bytes of one line of a dump. Ours are at most some 4 MiB: 33 segments with 17 bytes a block, and twice
+LOCATION_RUNS_MAX locations with some 100 bytes each."""
+
 READ_GAP_BYTES_MAX: Final = 512
 """Two records of one wave are read by one call when at most this many bytes lie between them."""
 

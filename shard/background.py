@@ -1,7 +1,7 @@
 """Background work of an index, in bounded steps that yield to matches and inserts.
 
-In this order: back-fills (refinement and rematerialisation, paper §4.2 and §4.4), loading what a snapshot left on the disk,
-folding deltas into images, and reclaiming the space of log files. Snapshots and merges of runs go on beside them
+In this order: back-fills (refinement and rematerialisation, paper §4.2 and §4.4), loading what a snapshot left on the
+disk, folding deltas into images, and reclaiming the space of log files. Snapshots and merges of runs go on beside them
 (shard.snapshots).
 """
 

@@ -10,7 +10,7 @@ import asyncio
 import errno
 from collections.abc import Collection
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from sarp_cluster import limits
 from sarp_cluster.config import IndexConfig, Strategy
@@ -38,19 +38,11 @@ FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 class Index:
     """An open index. Make one with `open`, and `close` it."""
 
-    def __init__(
-        self,
-        config: IndexConfig,
-        store: SegmentStore,
-        table: SegmentTable,
-        secret: bytes,
-        directory: Path,
-        file_system: FileSystem,
-    ) -> None:
-        self.state = IndexState(config, store, table)
-        self.namespaces = NamespaceRegistry(secret, store)
-        self.background = Background(self.state, self.namespaces)
-        self.snapshots = Snapshots(self.state, self.namespaces, directory, file_system)
+    def __init__(self, state: IndexState, namespaces: NamespaceRegistry, snapshots: Snapshots) -> None:
+        self.state = state
+        self.namespaces = namespaces
+        self.snapshots = snapshots
+        self.background = Background(state, namespaces)
         self._wake = asyncio.Event()
         self._snapshot_wake = asyncio.Event()
         self._runners: list[asyncio.Task[None]] = []
@@ -64,7 +56,7 @@ class Index:
         secret: bytes | None = None,
         progress: Progress | None = None,
         file_system: FileSystem = DISK,
-    ) -> Index:
+    ) -> Self:
         """The index in `directory`: a new one if that is empty or absent, else recovered from what stands there.
 
         `secret` (16 to 64 bytes) keys the namespaces' block IDs; without one, the store keeps a random secret of its
@@ -84,10 +76,12 @@ class Index:
         try:
             if secret is None:
                 secret = await run_to_end(lambda: load_secret(directory, file_system))
-            index = cls(config, store, table, secret, directory, file_system)
-            await restore(index.state, index.namespaces, log)
-            index.state.directory.journaling = True
-            store.journal = index.state.directory.take_journal
+            state = IndexState(config, store, table)
+            namespaces = NamespaceRegistry(secret, store)
+            await restore(state, namespaces, log)
+            state.directory.journaling = True
+            store.journal = state.directory.take_journal
+            index = cls(state, namespaces, Snapshots(state, namespaces, directory, file_system))
         except BaseException:
             await store.close()
             raise

@@ -65,6 +65,34 @@ async def insert(
     return result._replace(durable=True) if durable and await _make_durable(state) else result
 
 
+async def add_blocks(state: IndexState, namespace: IndexNamespace, block_ids: bytes, *, offset: int) -> int:
+    """Enter blocks that nobody holds: what is left of a sequence when its last holder is gone. For `sarp load`.
+
+    `block_ids` and `offset` as in `insert`. Returns how many blocks were not in the index before. Not durable before
+    the store's next sync.
+    """
+    size = state.config.segment_blocks
+    block_ids = check_sequence(block_ids, check_integer(offset, "offset", limits.REQUEST_BLOCKS_MAX))
+    await state.store.room()
+    insertion = state.insertion()
+    # The held part begins behind the last block: it is empty, and no worker is entered.
+    insertion.load(block_ids, namespace.key, namespace.id, offset // size, len(block_ids) // BLOCK_ID_BYTES)
+    await _search(state, insertion)
+    insertion.check_readable()
+    insertion.check_prefix(offset == 0)
+    insertion.plan(0, 0, Tier.REMOTE, None)
+    try:
+        if len(insertion.writes):
+            state.store.put(insertion.writes)
+    except BaseException:
+        insertion.abort()
+        raise
+    insertion.commit()
+    added = insertion.blocks_added
+    state.idle_insertions.append(insertion)
+    return added
+
+
 async def remove(
     state: IndexState,
     namespace: IndexNamespace,

@@ -1,8 +1,8 @@
 """Loading what a snapshot left on the disk: rows and entries at their first touch, and the rest behind (design §5).
 
-After a recovery from a snapshot neither the segment table nor the routing directory is in memory. A step of a search that
-wants more than there is gives -1; `load_missed` reads what it wanted, in one helper thread, and the step is taken again.
-Meanwhile the warmer loads the rest at its own pace.
+After a recovery from a snapshot neither the segment table nor the routing directory is in memory. A step of a search
+that wants more than there is gives -1; `load_missed` reads what it wanted, in one helper thread, and the step is taken
+again. Meanwhile the warmer loads the rest at its own pace.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Loader:
         self.loads += len(read.chunks) + len(read.pages)
 
     def _read(self, chunks: list[tuple[int, int]], pages: list[int]) -> _Read:
-        """In a helper thread: first the hints for everything, then the reads, so that the device works on all at once."""
+        """In a helper thread: first hints for everything, then the reads, so that the device works on all at once."""
         wanted = [(self._files[number], number, chunk) for number, chunk in chunks if number in self._files]
         slots = [(page, FIRST_SLOT + page * PAGE_ROWS) for page in pages]
         for file, _, chunk in wanted:

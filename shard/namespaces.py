@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from sarp_cluster import limits
 from sarp_cluster.core.block_id import NamespaceKey, xxh3_block_ids
 from sarp_cluster.core.namespace import derive_namespace_key, key_check
@@ -43,6 +45,10 @@ class NamespaceRegistry:
 
     def __len__(self) -> int:
         return len(self._by_spec)
+
+    def __iter__(self) -> Iterator[IndexNamespace]:
+        """All namespaces, by number."""
+        return iter(self._by_spec.values())
 
     def create(self, spec: NamespaceSpec) -> IndexNamespace:
         """The namespace of `spec`, made if it is new."""

@@ -1,15 +1,16 @@
 """Snapshots: writing what has changed, at an exact LSN, while matches and inserts go on (design §5).
 
 A snapshot, and what may happen meanwhile:
-  1. at one moment, without awaiting: the routing changes so far are put into the log, the LSN and the log's end are noted, the
-     directory's overlay and the table's changed rows are frozen. Later changes go elsewhere;
+  1. at one moment, without awaiting: the routing changes so far are put into the log, the LSN and the log's end are
+     noted, the directory's overlay and the table's changed rows are frozen. Later changes go elsewhere;
   2. the frozen rows are copied, a slice at a time; a row that changes before its turn is copied first;
   3. a helper thread packs the frozen overlay and the rows into a run file and syncs it;
   4. once the log is durable through all that the manifest tells, the manifest is published;
   5. the run takes the frozen overlay's place in the directory, and what no kept manifest names is removed.
 A merge replaces neighbouring runs by one, in a helper thread throughout, and publishes a manifest of the same LSN.
 
-A step that fails (a full disk) is repeated from where it stands: what is frozen stays frozen and is asked like any level.
+A step that fails (a full disk) is repeated from where it stands: what is frozen stays frozen and is asked like any
+level.
 """
 
 from __future__ import annotations
@@ -84,10 +85,10 @@ class Snapshots:
         """Of run files and manifests."""
 
     def begin_after(self, kept: list[Manifest], next_number: int, log_bytes: int) -> None:
-        """Go on from what recovery found: the kept manifests, newest first; `log_bytes` of the log lie before the newest."""
+        """Go on from what recovery found: the kept manifests, newest first, and bytes of the log behind it."""
         self._kept = kept
         self._next_number = next_number
-        self._taken_at = log_bytes
+        self._taken_at = -log_bytes
 
     @property
     def newest(self) -> Manifest | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import struct
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,9 +1,9 @@
 """Manifests: what a snapshot consists of (docs/formats.md).
 
-A manifest names the runs that together are the index at an exact LSN, where the log goes on from there, and what is small
-enough to be written whole each time: counters, namespaces, workers, unfinished back-fills. It is framed like a log file and
-published by writing another name, syncing, renaming and syncing the directory: it is there whole or not at all. The two newest
-are kept, with the runs that they name.
+A manifest names the runs that together are the index at an exact LSN, where the log goes on from there, and what is
+small enough to be written whole each time: counters, namespaces, workers, unfinished back-fills. It is framed like a
+log file and published by writing another name, syncing, renaming and syncing the directory: it is there whole or not
+at all. The two newest are kept, with the runs that they name.
 """
 
 from __future__ import annotations

@@ -77,9 +77,10 @@ def replay_registry(
     *,
     gaps: bool = False,
 ) -> tuple[list[NamespaceRecord], list[WorkerRecord]]:
-    """Namespaces and workers in the order of their numbers, after (type, payload) records. The same again is harmless.
+    """Namespaces and workers in the order of their numbers, as (type, payload) records have them.
 
-    With `gaps`, log files are missing that were reclaimed. Raises struct.error, ValueError or KeyError for a record that makes no sense.
+    The same again is harmless. With `gaps`, log files are missing that were reclaimed. Raises struct.error, ValueError
+    or KeyError for a record that makes no sense.
     """
     namespaces = {namespace.number: namespace for namespace in known_namespaces}
     workers = {worker.number: worker for worker in known_workers}

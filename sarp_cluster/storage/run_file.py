@@ -1,8 +1,8 @@
-"""Run files: sorted changes of an index at rest, postings and rows, in chunks that are loaded one by one (docs/formats.md).
+"""Run files: sorted changes of an index at rest, postings and rows, in chunks that are loaded one by one.
 
-A run file is written once and never changed: chunks of 64 KiB, each with its checksum in the index at the file's end, so
-that any chunk can be read and verified alone. Chunks are read with pread into memory of their own, never mapped: a file that
-fails or is cut short is an error here, not the end of the process.
+A run file (docs/formats.md) is written once and never changed: chunks of 64 KiB, each with its checksum in the index at
+the file's end, so that any chunk can be read and verified alone. Chunks are read with pread into memory of their own,
+never mapped: a file that fails or is cut short is an error here, not the end of the process.
 """
 
 from __future__ import annotations

@@ -87,6 +87,10 @@ class CorruptRecordError(StorageError):
     """A record that does not verify. The message names file, offset and reason."""
 
 
+class SnapshotDamagedError(CorruptRecordError):
+    """A snapshot that is not what it should be. An older one, or the log, has the same and more."""
+
+
 class TraceError(SarpError, ValueError):
     """A trace file that cannot be read."""
 

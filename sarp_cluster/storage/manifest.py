@@ -178,6 +178,15 @@ def publish(file_system: FileSystem, directory: Path, manifest: Manifest) -> Non
     file_system.sync_directory(directory)
 
 
+def set_aside(file_system: FileSystem, directory: Path, manifests: list[Manifest]) -> None:
+    """Let no recovery use these manifests again: what they name is damaged. For a helper thread."""
+    for manifest in manifests:
+        path = directory / manifest_name(manifest.number)
+        if file_system.exists(path):
+            file_system.rename(path, path.with_suffix(".bad"))
+    file_system.sync_directory(directory)
+
+
 def sweep(file_system: FileSystem, directory: Path, kept: list[Manifest]) -> None:
     """Remove manifests that are not kept, and then runs that none of those kept names. For a helper thread."""
     keep = {manifest_name(manifest.number) for manifest in kept}

@@ -345,7 +345,7 @@ def test_a_parent_that_is_not_loaded_takes_no_child() -> None:
     slot, _ = allocate(table)
     assert slot == first_slot(1)
     for name in ("parent", "origin"):
-        with pytest.raises(InvariantViolationError, match="parent or origin is not loaded"):
+        with pytest.raises(InvariantViolationError, match="page 0 of the segment table is not loaded"):
             store(table, record(slot, fork=1, **{name: first_slot(0)}))
     assert (table.segments, table.dirty_rows) == (1, 0)
     install(table, 0, r0=packed(image=8, count=SIZE))

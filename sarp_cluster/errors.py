@@ -13,6 +13,7 @@ SarpError
 │   ├── StorePoisonedError     a write or sync failed: nothing is acknowledged any more, the process has to end
 │   └── CorruptRecordError     a record that does not verify (file, offset, reason)
 ├── TraceError                 a trace file that cannot be read
+├── DumpError                  a dump that cannot be loaded (line, field, reason)
 └── InvariantViolationError    a bug: the node stops
 """
 
@@ -88,6 +89,10 @@ class CorruptRecordError(StorageError):
 
 class TraceError(SarpError, ValueError):
     """A trace file that cannot be read."""
+
+
+class DumpError(SarpError, ValueError):
+    """A dump that cannot be loaded. The message names line and field."""
 
 
 class InvariantViolationError(SarpError):

@@ -7,7 +7,13 @@ cdef enum:
     # record types
     IMAGE_RECORD = 1
     DELTA_RECORD = 2
+    NAMESPACE_RECORD = 3
+    WORKER_RECORD = 4
+    WORKER_MARK_RECORD = 5
+    FILE_HEADER_RECORD = 6
     GROUP_RECORD = 7           # what was durable when a group of records was written
+    ROUTING_RECORD = 8         # what changed in the routing directory
+    RECLAIMED_RECORD = 9       # a log file of which nothing is needed any more
 
 
 cdef packed struct Frame:

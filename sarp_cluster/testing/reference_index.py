@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 import xxhash
@@ -159,11 +160,12 @@ class ReferenceIndex:
             if not locations:
                 break
             located.append(locations)
+        named = {location.worker for block in located for location in block} if detail != "none" else ()
         holders = sorted(
-            (_counts(worker, located) for worker in {location.worker for block in located for location in block}),
+            (_counts(worker, located) for worker in named),
             key=lambda holder: (-holder.remote, holder.instance_id, holder.dp_rank),
         )
-        holders = [holder for holder in holders if holder.remote] if detail != "none" else []
+        holders = [holder for holder in holders if holder.remote]
         return Answer(
             matched_blocks=len(located),
             verified_blocks=len(path),
@@ -256,7 +258,7 @@ def _counts(worker: Worker, located: list[list[BlockLocation]]) -> WorkerCounts:
     """How long a prefix `worker` holds, by tier: a block counts for a tier that holds it and for each slower one."""
 
     def prefix(slowest: Tier) -> int:
-        held = [any(at.worker == worker and at.tier <= slowest for at in block) for block in located]
-        return [*held, False].index(False)
+        held = (any(at.worker == worker and at.tier <= slowest for at in block) for block in located)
+        return sum(1 for _ in takewhile(bool, held))
 
     return WorkerCounts(*worker, prefix(Tier.GPU), prefix(Tier.CPU), prefix(Tier.SSD), prefix(Tier.REMOTE))

@@ -18,11 +18,11 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from sarp_cluster.errors import StorePoisonedError
+from sarp_cluster.errors import StorageError, StorePoisonedError
 from sarp_cluster.storage.log import LogStore
 from shard.index import Index
 from shard.namespaces import IndexNamespace
-from tests.crash.ledger import CONFIG, SECRET, SPEC, Ledger, Operation
+from tests.crash.ledger import CONFIG, SECRET, SPEC, Ledger, Notes, Operation
 
 EXIT_POISONED: Final = 3
 TOKENS_MAX: Final = 48
@@ -32,20 +32,19 @@ BURST_OPERATIONS: Final = 60
 class Driver:
     """Changes to one index by several tasks, each with two workers of its own."""
 
-    def __init__(self, index: Index, namespace: IndexNamespace, ledger: Ledger, seed: int) -> None:
+    def __init__(self, index: Index, namespace: IndexNamespace, ledger: Notes, seed: int) -> None:
         self.index = index
         self.namespace = namespace
         self.ledger = ledger
         self.seed = seed
         self.known: list[tuple[int, ...]] = []
-        self._run = (
-            ledger.next
-        )  # workers of an earlier run are left alone: what became of their last changes is unknown
+        # Workers of an earlier run are left alone: what became of their last changes is unknown.
+        self.run = ledger.next
 
     async def task(self, task: int, operations: int, *, pure: bool) -> None:
         """Some operations, one after the other."""
         rng = random.Random(f"{self.seed}/{task}")
-        generations = {f"worker-{self._run}-{task}-{i}": 0 for i in range(2)}
+        generations = {f"worker-{self.run}-{task}-{i}": 0 for i in range(2)}
         for _ in range(operations):
             worker = rng.choice(list(generations))
             await self.apply(self.draw(rng, worker, generations, pure=pure))
@@ -84,22 +83,26 @@ class Driver:
     async def apply(self, operation: Operation) -> None:
         """Do it, and keep the ledger."""
         number = self.ledger.pending(operation)
-        if operation.kind == "clear":
-            await self.index.clear_worker(operation.holder, **operation.arguments())
-        else:
-            change = self.index.insert if operation.kind == "insert" else self.index.remove
-            arguments = operation.arguments()
-            await change(self.namespace, operation.block_ids, **arguments, durable=operation.durable)
+        try:
+            if operation.kind == "clear":
+                await self.index.clear_worker(operation.holder, **operation.arguments())
+            else:
+                change = self.index.insert if operation.kind == "insert" else self.index.remove
+                arguments = operation.arguments()
+                await change(self.namespace, operation.block_ids, **arguments, durable=operation.durable)
+        except StorageError:
+            self.ledger.answered(number, "refused")
+            raise
         self.ledger.answered(number, "acked" if operation.durable else "relaxed")
 
     async def burst(self) -> None:
         """Something durable; then much that is written but not synced; then the end."""
         rng = random.Random(self.seed)
         for i in range(4):
-            await self.apply(Operation("insert", f"durable-{self._run}-{i}", 0, self._sequence(rng)))
+            await self.apply(Operation("insert", f"durable-{self.run}-{i}", 0, self._sequence(rng)))
         for i in range(BURST_OPERATIONS):
             tokens = tuple(rng.randrange(3) for _ in range(TOKENS_MAX))
-            await self.apply(Operation("insert", f"relaxed-{self._run}-{i}", 0, tokens, durable=False))
+            await self.apply(Operation("insert", f"relaxed-{self.run}-{i}", 0, tokens, durable=False))
         store = self.index.store
         while isinstance(store, LogStore) and store._tail.unwritten_bytes:
             await asyncio.sleep(0.001)

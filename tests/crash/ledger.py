@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from sarp_cluster.config import IndexConfig
 from sarp_cluster.testing.reference_index import chained_block_ids
@@ -25,7 +25,7 @@ CONFIG: Final = IndexConfig(
     refinement_threshold=4,
     pruning_threshold=2,
     retrieval_max=None,
-    merge_postings_min=8,
+    snapshot_log_bytes=4_096,
     delta_segments_max=8,
     log_file_bytes=4_096,
 )
@@ -64,6 +64,19 @@ class Operation(NamedTuple):
         return arguments | ({"last": self.last} if self.kind == "remove" else {"handle": self.handle})
 
 
+class Notes(Protocol):
+    """A ledger, as a driver uses it."""
+
+    next: int
+    """Number of the next operation."""
+
+    def pending(self, operation: Operation) -> int:
+        """Note what is about to be done. Returns its number."""
+
+    def answered(self, number: int, how: str) -> None:
+        """Note the answer: acked, relaxed or refused."""
+
+
 class Ledger:
     """Appends to a ledger. Each line is durable when its method returns."""
 
@@ -98,6 +111,50 @@ class Entry(NamedTuple):
     number: int
     operation: Operation
     outcome: str
+
+
+class TimedLedger:
+    """A ledger in memory that knows when each line was written, by a clock of the caller's.
+
+    So one run can be held against a crash at any of its moments.
+    """
+
+    def __init__(self, clock: Callable[[], int], before: Iterable[Entry] = ()) -> None:
+        self.clock = clock
+        self._before = list(before)
+        self.next = 1 + max((entry.number for entry in self._before), default=0)
+        self._operations: dict[int, Operation] = {}
+        self._lines: list[tuple[int, int, str]] = []
+
+    def pending(self, operation: Operation) -> int:
+        """Note what is about to be done. Returns its number."""
+        number = self.next
+        self.next += 1
+        self._operations[number] = operation
+        self._lines.append((self.clock(), number, "pending"))
+        return number
+
+    def answered(self, number: int, how: str) -> None:
+        """Note the answer: acked, relaxed or refused."""
+        self._lines.append((self.clock(), number, how))
+
+    def settle(self, how: str) -> None:
+        """Note what became of all that was answered without the promise: acked, or refused: lost or not."""
+        for entry in self.at(self.clock()):
+            if entry.outcome == "relaxed" and entry.number in self._operations:
+                self.answered(entry.number, how)
+
+    def at(self, moment: int) -> list[Entry]:
+        """The entries as a crash at a moment leaves them: what the clock says then was written before."""
+        entries = {entry.number: entry for entry in self._before}
+        for when, number, word in self._lines:
+            if when > moment:
+                break
+            if word == "pending":
+                entries[number] = Entry(number, self._operations[number], word)
+            else:
+                entries[number] = entries[number]._replace(outcome=word)
+        return list(entries.values())
 
 
 def read_ledger(path: Path) -> list[Entry]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import selectors
 from collections.abc import Callable, Iterator, Sized
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
@@ -31,8 +32,8 @@ class ScheduledLoop(asyncio.SelectorEventLoop):
     is delayed.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, selector: selectors.BaseSelector | None = None) -> None:
+        super().__init__(selector)
         self.schedule: Iterator[Delay] = iter(())
         """One delay a job. May be replaced at any time."""
         self._thread = ThreadPoolExecutor(1)

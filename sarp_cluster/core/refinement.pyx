@@ -18,7 +18,8 @@ from sarp_cluster.core.posting_tree cimport Posting
 from sarp_cluster.core.routing_directory cimport BUILDING, PUBLISHED
 from sarp_cluster.core.routing_points cimport RoutingPoints
 from sarp_cluster.core.segment cimport READ, SegmentBatch, SegmentColumns
-from sarp_cluster.core.segment_table cimport SegmentRow, SegmentTable
+from sarp_cluster.core.segment_row cimport SegmentRow
+from sarp_cluster.core.segment_table cimport SegmentTable
 
 from sarp_cluster.limits import BACKFILL_SEGMENTS_A_STEP
 

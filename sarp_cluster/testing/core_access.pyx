@@ -7,7 +7,9 @@ from libc.stdlib cimport free, malloc
 from sarp_cluster.core.posting_tree cimport FIRST_SLOT, Posting
 from sarp_cluster.core.routing_directory cimport RoutingDirectory
 from sarp_cluster.core.segment cimport SegmentBatch, SegmentColumns
-from sarp_cluster.core.segment_table cimport SegmentRow, SegmentTable
+from sarp_cluster.core.segment_row cimport SegmentRow
+from sarp_cluster.core.segment_table cimport SegmentTable
+from sarp_cluster.core.table_replay cimport replay_delta, replay_image, replay_removal
 
 
 def set_state(RoutingDirectory directory, uint64_t key, int point, int state):
@@ -90,7 +92,7 @@ def replay_images(SegmentTable table, SegmentBatch batch, bint had_delta=False):
     """Replay the segments of a batch as images behind a snapshot. False at the first that makes no sense."""
     cdef int i
     for i in range(batch.count):
-        if not table.replay_image(&batch.item[i], batch.item[i].count_before, had_delta):
+        if not replay_image(table, &batch.item[i], had_delta):
             return False
     return True
 
@@ -101,8 +103,8 @@ def replay_deltas(SegmentTable table, SegmentBatch batch, bint had_delta=False):
     cdef int i
     for i in range(batch.count):
         item = &batch.item[i]
-        if not table.replay_delta(
-            item.slot, item.tag, item.namespace_id, item.delta, item.count, item.count_before, had_delta
+        if not replay_delta(
+            table, item.slot, item.tag, item.namespace_id, item.delta, item.count, item.count_before, had_delta
         ):
             return False
     return True
@@ -112,6 +114,6 @@ def replay_removals(SegmentTable table, SegmentBatch batch):
     """Replay that the segments of a batch are gone."""
     cdef int i
     for i in range(batch.count):
-        if not table.replay_removal(&batch.item[i]):
+        if not replay_removal(table, &batch.item[i]):
             return False
     return True

@@ -7,6 +7,7 @@ that is over a threshold makes one due whenever a segment is registered in it; a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from sarp_cluster.core.posting_run import PostingRun
@@ -50,7 +51,7 @@ async def restore(state: IndexState, namespaces: NamespaceRegistry, log: Recover
         raise SnapshotDamagedError(str(error)) from error
 
 
-def _take_runs(state: IndexState, snapshot: Snapshot, routing: list[bytes]) -> None:
+def _take_runs(state: IndexState, snapshot: Snapshot, routing: Iterable[bytes]) -> None:
     counters = snapshot.manifest.counters
     for file in snapshot.files:
         state.directory.attach(PostingRun.lazy(file.entry.number, file.posting_index))
@@ -65,7 +66,9 @@ async def _check_sample(state: IndexState) -> None:
     """Read a few segments again and look them up: a restore that lost something must not pass for a success."""
     table = state.table
     pages = -(-(table.slots_end - FIRST_SLOT) // PAGE_ROWS)
-    sampled = sorted({pages * sample // PAGES_SAMPLED for sample in range(PAGES_SAMPLED)} | {pages - 1}) if pages else []
+    sampled = (
+        sorted({pages * sample // PAGES_SAMPLED for sample in range(PAGES_SAMPLED)} | {pages - 1}) if pages else []
+    )
     for page in sampled:
         table.describe(FIRST_SLOT + page * PAGE_ROWS)  # to miss those that are not in memory, all at once
     if state.loader.missed:

@@ -102,10 +102,12 @@ def decode(data: bytes, number: int, path: Path) -> Manifest:
     at = 0
     while at < len(data):
         frame = read_frame(data, at, number, at)
-        if frame is None or frame.lsn != len(records) + 1:
+        end = at + FRAME_BYTES + (frame.payload_bytes if frame else 0)
+        following = (end + 7) & ~7
+        if frame is None or frame.lsn != len(records) + 1 or data[end:following] != bytes(following - end):
             raise CorruptRecordError(f"{path}: the record at offset {at} does not verify")
-        records.append((frame.type, data[at + FRAME_BYTES : at + FRAME_BYTES + frame.payload_bytes]))
-        at += FRAME_BYTES + frame.payload_bytes + 7 & ~7
+        records.append((frame.type, data[at + FRAME_BYTES : end]))
+        at = following
     try:
         return _decode(records, number, path)
     except (struct.error, ValueError, IndexError, KeyError) as error:

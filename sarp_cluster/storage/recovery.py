@@ -21,6 +21,7 @@ from sarp_cluster.storage.file_system import DISK, FileSystem
 from sarp_cluster.storage.log_replay import highest_mark, live_bytes, replay
 from sarp_cluster.storage.record import RecordType, read_frame
 from sarp_cluster.storage.registry import NamespaceRecord, WorkerRecord, replay_registry
+from sarp_cluster.storage.snapshot import Snapshot
 from sarp_cluster.storage.store_directory import cut_file_name, log_file_name, log_files
 
 FORMAT_MAGIC: Final = b"SARPLOG"
@@ -42,6 +43,10 @@ class RecoveredLog(NamedTuple):
     workers: list[WorkerRecord]
     cut: str | None
     """Which tail was cut off, for people."""
+    snapshot: Snapshot | None = None
+    """What the table was loaded from, so that only the log behind it was replayed. None: all of the log was."""
+    routing: tuple[bytes, ...] = ()
+    """What the log behind the snapshot has of the routing directory: payloads of ROUTING records."""
 
 
 def header_prefix(segment_blocks: int) -> bytes:

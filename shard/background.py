@@ -1,7 +1,8 @@
 """Background work of an index, in bounded steps that yield to matches and inserts.
 
-In this order: back-fills (refinement and rematerialisation, paper §4.2 and §4.4), the merge of the directory's overlay
-into a new base, folding deltas into images, and reclaiming the space of log files.
+In this order: back-fills (refinement and rematerialisation, paper §4.2 and §4.4), loading what a snapshot left on the
+disk, folding deltas into images, and reclaiming the space of log files. Snapshots and merges of runs go on beside them
+(shard.snapshots).
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Background:
         self._unfoldable_at = -1
         """Version of the segment table of which a whole round could fold nothing: what is left is damaged."""
         self._stepping = asyncio.Lock()  # two steps of one back-fill must not overlap; held across our own reads only
+        self.pause = 0.0
+        """Seconds to leave to the foreground after the last step."""
         self.damaged = 0
         """Segments that a back-fill had to leave out because they could not be read."""
 
@@ -52,8 +55,7 @@ class Background:
         return bool(
             self._queue
             or state.points.due
-            or state.directory.merging
-            or self._merge_due()
+            or state.loader.unloaded
             or self._fold_due()
             or (self.reclaim is not None and self.reclaim.due)
         )
@@ -65,15 +67,11 @@ class Background:
     def _fold_due(self) -> bool:
         table, store = self._state.table, self._state.store
         return (
-            table.deltas > self._state.config.delta_segments_max
+            not table.unloaded_pages
+            and table.deltas > self._state.config.delta_segments_max
             and table.version != self._unfoldable_at
             and not store.full
         )
-
-    def _merge_due(self) -> bool:
-        """Each merge moves the whole base, so the overlay may grow with it: the work stays in proportion."""
-        directory = self._state.directory
-        return directory.overlay_postings >= max(self._state.config.merge_postings_min, directory.base_postings // 4)
 
     async def step(self, *, now: float | None = None) -> bool:
         """Do one bounded piece of work. False when nothing was due, or there is no space for it.
@@ -81,6 +79,7 @@ class Background:
         With `now`, also when what is due has to wait for its time.
         """
         async with self._stepping:
+            self.pause = 0.0
             try:
                 return await self._step(now)
             except StoreFullError:
@@ -89,9 +88,9 @@ class Background:
     async def _step(self, now: float | None) -> bool:
         if self._queue or self._state.points.due:
             await self._backfill_step()
-        elif self._state.directory.merging or self._merge_due():
-            self._state.directory.begin_merge()
-            self._state.directory.merge_step(limits.MERGE_POSTINGS_A_STEP)
+        elif self._state.loader.unloaded:
+            await self._state.loader.warm_step()
+            self.pause = limits.WARM_PAUSE_MS / 1000
         elif self._fold_due():
             await self._fold_step()
         elif self.reclaim is not None and (now is None or self.reclaim.wait_s(now) == 0):
@@ -108,11 +107,18 @@ class Background:
         backfill = self._queue[0]
         search = state.search()
         batch = search.batch
-        if backfill.next_segments(state.table, batch, limits.BACKFILL_SEGMENTS_A_STEP):
+        more = backfill.next_segments(state.table, batch, limits.BACKFILL_SEGMENTS_A_STEP)
+        if state.loader.missed:
+            await state.loader.load_missed()
+        elif more:
             if state.store.read_cached(batch):
                 await state.wait_for(batch)
+            while not backfill.in_memory(batch):
+                await state.loader.load_missed()
             self.damaged += backfill.register_batch(state.table, batch)
         else:
+            while not backfill.in_memory(batch):
+                await state.loader.load_missed()
             backfill.publish()
             self._queue.popleft()
         state.idle_searches.append(search)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from sarp_cluster import limits
 from sarp_cluster.core.block_id import NamespaceKey, xxh3_block_ids
 from sarp_cluster.core.namespace import derive_namespace_key, key_check
 from sarp_cluster.errors import BadRequestError, TooLargeError, UnknownNamespaceError
-from sarp_cluster.storage.recovery import NamespaceRecord
+from sarp_cluster.storage.registry import NamespaceRecord
 from sarp_cluster.storage.segment_store import SegmentStore
 from sarp_cluster.types import HashProfile, NamespaceSpec
 
@@ -44,6 +46,10 @@ class NamespaceRegistry:
     def __len__(self) -> int:
         return len(self._by_spec)
 
+    def __iter__(self) -> Iterator[IndexNamespace]:
+        """All namespaces, by number."""
+        return iter(self._by_spec.values())
+
     def create(self, spec: NamespaceSpec) -> IndexNamespace:
         """The namespace of `spec`, made if it is new."""
         known = self._by_spec.get(spec)
@@ -69,6 +75,10 @@ class NamespaceRegistry:
         key = derive_namespace_key(self._secret, spec)
         self._store.put_namespace(*_record(number, spec, key))
         return self._enter(number, spec, key)
+
+    def records(self) -> list[NamespaceRecord]:
+        """All namespaces as records."""
+        return [NamespaceRecord(*self.record(number)) for number in self._by_number]
 
     def record(self, number: int) -> tuple[int, tuple[str, ...], int, bytes]:
         """What the store is given of a namespace: its number, fields, block size and key check."""

@@ -18,6 +18,7 @@ from sarp_cluster.core.segment import SegmentBatch
 from sarp_cluster.core.segment_table import SegmentTable
 from sarp_cluster.core.worker_table import WorkerTable
 from sarp_cluster.storage.segment_store import SegmentStore
+from shard.loading import Loader
 
 READ_THREADS: Final = 16
 """Matches and inserts that may wait for the disk at once, one helper thread each; further ones queue."""
@@ -36,6 +37,7 @@ class IndexState:
         self.directory = RoutingDirectory(self.parameters)
         self.points = RoutingPoints(self.parameters, self.directory)
         self.table = table
+        self.loader = Loader(self.directory, table)
         self.workers = WorkerTable()
         self.answering = Answering(self.workers)
         self.readers = ThreadPoolExecutor(READ_THREADS, "sarp-read")
@@ -45,7 +47,7 @@ class IndexState:
     @property
     def table_unloaded(self) -> bool:
         """Are there rows of the segment table that were not read yet since the store was opened?"""
-        return getattr(self.table, "unloaded_pages", 0) > 0
+        return self.table.unloaded_pages > 0
 
     def search(self) -> Search:
         """A search to use; give it back to `idle_searches` once nothing reads into it any more."""

@@ -23,7 +23,8 @@ from sarp_cluster.storage.log_files import LogFiles
 from sarp_cluster.storage.log_space import LogSpace
 from sarp_cluster.storage.log_tail import LogTail
 from sarp_cluster.storage.record import RecordType
-from sarp_cluster.storage.recovery import Progress, RecoveredLog, header_prefix, name_bytes, recover
+from sarp_cluster.storage.recovery import Progress, RecoveredLog, header_prefix, recover
+from sarp_cluster.storage.registry import pack_namespace, pack_worker, pack_worker_mark
 from sarp_cluster.storage.segment_store import StoreStatistics
 from sarp_cluster.storage.store_directory import keep, lock, log_file_name
 
@@ -32,9 +33,6 @@ WRITE_DELAY_MS: Final = 5
 
 RELAXED_SYNC_MS: Final = 100
 """What was put without waiting for a sync is synced after at most about so long."""
-
-FULL_RETRY_MS: Final = 500
-"""How often a full store looks whether there is space again."""
 
 RECLAIMED: Final = 9
 """Type of the record that nothing of a log file is needed any more."""
@@ -165,18 +163,17 @@ class LogStore:
         reclaiming: bool = False,
     ) -> None:
         """Record a namespace; `key_check` (8 bytes) tells later whether a key is its key."""
-        payload = struct.pack("<II8s", namespace_id, block_size, key_check)
-        payload += b"".join(name_bytes(field) for field in fields)
+        payload = pack_namespace(namespace_id, fields, block_size, key_check)
         self._put_record(RecordType.NAMESPACE, namespace_id, payload, reclaiming)
 
     def put_worker(self, worker: int, instance_id: str, dp_rank: int, *, reclaiming: bool = False) -> None:
         """Record a worker under its index."""
-        payload = struct.pack("<IH", worker, dp_rank) + name_bytes(instance_id)
-        self._put_record(RecordType.WORKER, worker, payload, reclaiming)
+        self._put_record(RecordType.WORKER, worker, pack_worker(worker, instance_id, dp_rank), reclaiming)
 
     def put_worker_mark(self, worker: int, generation: int, seq: int, *, reclaiming: bool = False) -> None:
         """Record a worker's generation and the highest seq applied."""
-        self._put_record(RecordType.WORKER_MARK, worker, struct.pack("<IIq", worker, generation, seq), reclaiming)
+        payload = pack_worker_mark(worker, generation, seq)
+        self._put_record(RecordType.WORKER_MARK, worker, payload, reclaiming)
 
     def _put_record(self, kind: RecordType, number: int, payload: bytes, reclaiming: bool) -> None:
         """Put a record that says something new of what has this number."""
@@ -201,6 +198,15 @@ class LogStore:
             raise StorePoisonedError(
                 f"the log could not be written: {self._failure}; end this process and recover from the disk"
             ) from self._failure
+
+    def keep_from(self, number: int) -> None:
+        """Log files from this number on are needed by the oldest kept snapshot."""
+        self.space.oldest_needed_file = number
+
+    def poison(self, error: OSError) -> None:
+        """The disk has failed elsewhere in this store: nothing is acknowledged any more."""
+        if self._failure is None:
+            self._failure = error
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -307,12 +313,14 @@ class LogStore:
             self._durable_lsn = self._sealed_lsn
             self._synced_at = self._loop.time()
 
-    def _retry_when_full(self, delay_ms: int = FULL_RETRY_MS) -> None:
+    def _retry_when_full(self, delay_ms: int | None = None) -> None:
         if self._closed:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(delay_ms / 1000, self._write_soon)
+        self._timer = self._loop.call_later(
+            (limits.FULL_RETRY_MS if delay_ms is None else delay_ms) / 1000, self._write_soon
+        )
 
     def _write_blocking(self, sealed: Sealed, sync: bool) -> tuple[dict[int, int], int | None]:
         """In the writer thread, which alone touches `_descriptors` and `_unsynced` until `close`.

@@ -11,7 +11,8 @@ from libc.stdlib cimport calloc, free
 
 from sarp_cluster.core.posting_tree cimport FIRST_SLOT
 from sarp_cluster.core.segment cimport place_file, place_length
-from sarp_cluster.core.segment_table cimport SegmentRow, SegmentTable
+from sarp_cluster.core.segment_row cimport SegmentRow
+from sarp_cluster.core.segment_table cimport SegmentTable
 
 
 cdef class LogFiles:

@@ -10,7 +10,8 @@ from libc.string cimport memcpy
 
 from sarp_cluster.core.posting_tree cimport FIRST_SLOT
 from sarp_cluster.core.segment cimport SEGMENT_BLOCKS, SegmentColumns, pack_place, place_length
-from sarp_cluster.core.segment_table cimport SegmentRow, SegmentTable
+from sarp_cluster.core.segment_row cimport SegmentRow
+from sarp_cluster.core.segment_table cimport SegmentTable
 from sarp_cluster.storage.record cimport (
     DELTA_RECORD,
     FRAME_BYTES,

@@ -11,7 +11,8 @@ from libc.string cimport memcpy
 
 from sarp_cluster.core.posting_tree cimport FIRST_SLOT
 from sarp_cluster.core.segment cimport DAMAGED, SegmentBatch, pack_place, place_file
-from sarp_cluster.core.segment_table cimport SegmentRow, SegmentTable
+from sarp_cluster.core.segment_row cimport SegmentRow
+from sarp_cluster.core.segment_table cimport SegmentTable
 from sarp_cluster.storage.record cimport DELTA_RECORD, FRAME_BYTES, IMAGE_RECORD, Frame, check_frame
 
 from typing import NamedTuple

@@ -40,7 +40,8 @@ cdef packed struct ImageHeader:
     uint8_t count
     uint16_t runs
     uint16_t handles
-    uint16_t zero
+    uint8_t count_before       # blocks the segment had; 0: it is new
+    uint8_t had_delta
 
 cdef packed struct DeltaHeader:
     uint32_t slot
@@ -51,8 +52,9 @@ cdef packed struct DeltaHeader:
     uint8_t count
     uint16_t runs
     uint16_t handles
-    uint16_t zero_16
-    uint32_t zero_32
+    uint8_t count_before
+    uint8_t had_delta
+    uint32_t zero
 
 
 cdef uint32_t segment_bytes(const SegmentColumns* segment, const LocationRun* runs) noexcept nogil

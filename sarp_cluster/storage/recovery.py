@@ -21,6 +21,8 @@ from sarp_cluster.storage.file_system import DISK, FileSystem
 from sarp_cluster.storage.log_replay import highest_mark, live_bytes, replay
 from sarp_cluster.storage.log_scan import scan
 from sarp_cluster.storage.record import RecordType, read_frame
+from sarp_cluster.storage.registry import NamespaceRecord, WorkerRecord, replay_registry
+from sarp_cluster.storage.snapshot import Snapshot
 from sarp_cluster.storage.store_directory import cut_file_name, log_file_name, log_files
 
 FORMAT_MAGIC: Final = b"SARPLOG"
@@ -30,27 +32,6 @@ FRAME_BYTES: Final = 32
 
 Progress = Callable[[int, int], object]
 """Told (bytes done, bytes in all)."""
-
-
-class NamespaceRecord(NamedTuple):
-    """A namespace as the log has it."""
-
-    number: int
-    fields: tuple[str, ...]
-    """Tenant, model, LoRA, salt, hash profile."""
-    block_size: int
-    key_check: bytes
-    """Tells whether a key is the namespace's without telling the key."""
-
-
-class WorkerRecord(NamedTuple):
-    """A worker as the log has it."""
-
-    number: int
-    instance_id: str
-    dp_rank: int
-    generation: int
-    seq: int
 
 
 class RecoveredLog(NamedTuple):
@@ -64,26 +45,15 @@ class RecoveredLog(NamedTuple):
     workers: list[WorkerRecord]
     cut: str | None
     """Which tail was cut off, for people."""
+    snapshot: Snapshot | None = None
+    """What the table was loaded from, so that only the log behind it was replayed. None: all of the log was."""
+    routing: tuple[bytes, ...] = ()
+    """What the log behind the snapshot has of the routing directory: payloads of ROUTING records."""
 
 
 def header_prefix(segment_blocks: int) -> bytes:
     """Of the payload of a log file's header record what is the same in all files."""
     return FORMAT_MAGIC + str(FORMAT_VERSION).encode() + struct.pack("<I", segment_blocks)
-
-
-def name_bytes(text: str) -> bytes:
-    """A name in a record: its length, then UTF-8."""
-    encoded = text.encode()
-    return struct.pack("<H", len(encoded)) + encoded
-
-
-def _names(payload: bytes, at: int) -> list[str]:
-    names = []
-    while at < len(payload):
-        (length,) = struct.unpack_from("<H", payload, at)
-        names.append(payload[at + 2 : at + 2 + length].decode())
-        at += 2 + length
-    return names
 
 
 def check_header(payload: bytes, path: Path, segment_blocks: int) -> None:
@@ -195,7 +165,7 @@ def recover(
         _make_durable(file_system, directory, files)
     table.finish_restore()
     try:
-        namespaces, workers = _replay_others(others, gaps=gaps.any)
+        namespaces, workers = replay_registry(others, gaps=gaps.any)
     except (struct.error, ValueError, KeyError) as error:
         raise CorruptRecordError(f"{directory}: a namespace or worker record makes no sense: {error!r}") from error
     return RecoveredLog(
@@ -263,24 +233,3 @@ def _make_durable(file_system: FileSystem, directory: Path, files: dict[int, Pat
         finally:
             file_system.close(descriptor)
     file_system.sync_directory(directory)
-
-
-def _replay_others(others: list[tuple[int, bytes]], *, gaps: bool) -> tuple[list[NamespaceRecord], list[WorkerRecord]]:
-    namespaces: dict[int, NamespaceRecord] = {}
-    workers: dict[int, WorkerRecord] = {}
-    for kind, payload in others:
-        if kind == RecordType.NAMESPACE:
-            number, block_size = struct.unpack_from("<II", payload)
-            fields = tuple(_names(payload, 16))
-            namespaces[number] = NamespaceRecord(number, fields, block_size, payload[8:16])
-        elif kind == RecordType.WORKER:
-            number, dp_rank = struct.unpack_from("<IH", payload)
-            (instance_id,) = _names(payload, 6)
-            workers[number] = WorkerRecord(number, instance_id, dp_rank, 0, -1)
-        elif kind == RecordType.WORKER_MARK:
-            number, generation, seq = struct.unpack_from("<IIq", payload)
-            if number in workers or not gaps:  # else its record is behind, and a newer mark behind that
-                workers[number] = workers[number]._replace(generation=generation, seq=seq)
-        elif kind not in (RecordType.FILE_HEADER, 8, RECLAIMED):
-            raise StorageError(f"a record of type {kind}, which this program does not know: open it with a newer one")
-    return [namespaces[number] for number in sorted(namespaces)], [workers[number] for number in sorted(workers)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 from sarp_cluster.core.segment import SegmentBatch
@@ -55,6 +56,19 @@ class SegmentStore(Protocol):
     def put_worker_mark(self, worker: int, generation: int, seq: int) -> None:
         """Record a worker's generation and the highest seq applied (-1: none)."""
 
+    def append_journal(self) -> None:
+        """Put the routing changes so far, which `journal` has, into the log."""
+
+    journal: Callable[[], Iterable[bytes]] | None
+    """Asked before each group of records ends: routing changes to go with it."""
+
+    def keep_from(self, number: int) -> None:
+        """Log files from this number on are needed by the oldest kept snapshot."""
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Where the next record will stand, unless its file is full: (file, offset)."""
+
     async def room(self) -> None:
         """Wait until more may be put: what is not written yet is bounded."""
 
@@ -76,6 +90,9 @@ class SegmentStore(Protocol):
     @property
     def durable_lsn(self) -> int:
         """LSN through which all records are durable."""
+
+    def poison(self, error: OSError) -> None:
+        """The disk has failed elsewhere in this store: nothing is acknowledged any more."""
 
     def statistics(self) -> StoreStatistics:
         """Counters at this moment."""

@@ -544,7 +544,7 @@ def test_a_full_disk_refuses_what_is_new_and_goes_on_when_there_is_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test() -> None:
-        monkeypatch.setattr("sarp_cluster.storage.log.FULL_RETRY_MS", 1)
+        monkeypatch.setattr("sarp_cluster.limits.FULL_RETRY_MS", 1)
         async with opened(tmp_path) as store:
             placed = put(store, segment(4096))
             await store.sync()

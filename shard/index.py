@@ -16,6 +16,7 @@ from sarp_cluster import limits
 from sarp_cluster.config import IndexConfig, Strategy
 from sarp_cluster.core.answering import MatchAnswer
 from sarp_cluster.core.segment_table import SegmentTable
+from sarp_cluster.errors import StoreFullError
 from sarp_cluster.storage.file_system import DISK, FileSystem, run_to_end
 from sarp_cluster.storage.log import LogStore
 from sarp_cluster.storage.recovery import Progress

@@ -42,10 +42,10 @@ class Slow(FileSystem):
     def __init__(self) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
 
-    def read(self, path: Path) -> bytes:
+    def read(self, path: Path, begin: int = 0, length: int | None = None) -> bytes:
         self.begun.set()
         assert self.go_on.wait(WAIT_MAX_S)
-        return super().read(path)
+        return super().read(path, begin, length)
 
 
 def open_descriptors() -> int:

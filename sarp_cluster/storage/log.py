@@ -24,8 +24,8 @@ from sarp_cluster.storage.log_tail import LogTail
 from sarp_cluster.storage.record import RecordType
 from sarp_cluster.storage.recovery import Progress, header_prefix
 from sarp_cluster.storage.registry import pack_namespace, pack_worker, pack_worker_mark
-from sarp_cluster.storage.snapshot import RecoveredStore, recover_newest
 from sarp_cluster.storage.segment_store import StoreStatistics
+from sarp_cluster.storage.snapshot import RecoveredStore, recover_newest
 from sarp_cluster.storage.store_directory import keep, lock, log_file_name
 
 WRITE_DELAY_MS: Final = 5

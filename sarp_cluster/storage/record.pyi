@@ -13,6 +13,8 @@ class RecordType(IntEnum):
     WORKER_MARK = 5
     FILE_HEADER = 6
     GROUP = 7
+    ROUTING = 8
+    RECLAIMED = 9
 
 class RecordHeader(NamedTuple):
     """A verified frame."""

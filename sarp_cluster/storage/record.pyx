@@ -64,6 +64,8 @@ class RecordType(IntEnum):
     WORKER_MARK = 5
     FILE_HEADER = 6
     GROUP = GROUP_RECORD
+    ROUTING = ROUTING_RECORD
+    RECLAIMED = RECLAIMED_RECORD
 
 
 class RecordHeader(NamedTuple):

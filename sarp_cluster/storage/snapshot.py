@@ -1,8 +1,8 @@
 """Finding the snapshot to recover from (docs/formats.md, Recovery).
 
 The newest manifest that verifies, and whose runs do, as far as their indexes: the rest of a run is verified chunk by
-chunk when it is first wanted. If that one is damaged the one before is taken, with more of the log to replay; if none is
-left, everything is rebuilt from the log.
+chunk when it is first wanted. If that one is damaged the one before is taken, with more of the log to replay; if none
+is left, everything is rebuilt from the log.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """After the log was replayed: namespaces, workers, and the routing directory, before the first answer.
 
-From a snapshot the directory takes the runs, of which nothing is read yet, and the changes that the log has behind them.
-Without one it is rebuilt from the segments' own block IDs. That finds again each back-fill that was due, since a list
-that is over a threshold makes one due whenever a segment is registered in it; a snapshot names them.
+From a snapshot the directory takes the runs, of which nothing is read yet, and the changes that the log has behind
+them. Without one it is rebuilt from the segments' own block IDs. That finds again each back-fill that was due, since a
+list that is over a threshold makes one due whenever a segment is registered in it; a snapshot names them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Final
 from sarp_cluster.core.posting_run import PostingRun
 from sarp_cluster.core.segment_table import SegmentTable
 from sarp_cluster.errors import CorruptRecordError, SnapshotDamagedError, StorageError
-from sarp_cluster.storage.recovery import RecoveredLog
 from sarp_cluster.storage.run_file import FIRST_SLOT, PAGE_ROWS
-from sarp_cluster.storage.snapshot import Snapshot
+from sarp_cluster.storage.snapshot import RecoveredStore, Snapshot
 from shard.namespaces import NamespaceRegistry
 from shard.state import IndexState
 
@@ -28,11 +27,12 @@ PAGES_SAMPLED: Final = 8
 """Pages of the segment table from each of which a segment is read again before a restored snapshot is trusted."""
 
 
-async def restore(state: IndexState, namespaces: NamespaceRegistry, log: RecoveredLog) -> None:
+async def restore(state: IndexState, namespaces: NamespaceRegistry, recovered: RecoveredStore) -> None:
     """Put an index together from a replayed log.
 
     Raises SnapshotDamagedError if its snapshot is not what the log says, StorageError if the log is not.
     """
+    log = recovered.log
     for namespace in log.namespaces:
         namespaces.restore(namespace)
     for worker in log.workers:
@@ -41,11 +41,11 @@ async def restore(state: IndexState, namespaces: NamespaceRegistry, log: Recover
             raise StorageError(f"worker {worker.instance_id!r} has index {index}, the log says {worker.number}")
         state.workers.set_generation(index, worker.generation)
         state.workers.set_seq(index, worker.seq)
-    if log.snapshot is None:
+    if recovered.snapshot is None:
         await _rebuild(state)
         return
     try:
-        _take_runs(state, log.snapshot, log.routing)
+        _take_runs(state, recovered.snapshot, log.routing)
         await _check_sample(state)
     except (CorruptRecordError, ValueError) as error:
         raise SnapshotDamagedError(str(error)) from error
@@ -69,10 +69,7 @@ async def _check_sample(state: IndexState) -> None:
     sampled = (
         sorted({pages * sample // PAGES_SAMPLED for sample in range(PAGES_SAMPLED)} | {pages - 1}) if pages else []
     )
-    for page in sampled:
-        table.describe(FIRST_SLOT + page * PAGE_ROWS)  # to miss those that are not in memory, all at once
-    if state.loader.missed:
-        await state.loader.load_missed()
+    await state.loader.load_pages(sampled)
     slots = [slot for page in sampled if (slot := _first_used(table, page))]
     if table.segments and not slots:
         raise CorruptRecordError(f"none of {table.segments} segments was found")

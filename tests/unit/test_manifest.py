@@ -32,6 +32,7 @@ def manifest(number: int = 5, runs: tuple[int, ...] = (4, 2)) -> Manifest:
         lsn=123_456_789_012,
         log_file=7,
         log_offset=2**33,
+        log_files=(3, 6, 7),
         layout="64 blocks, 4 points",
         counters=Counters(5_000, 900, 50_000, 50_100, 3, 1_000, 990, 2**40),
         runs=tuple(RunEntry(run, 3, 1, run * 1_000) for run in runs),
@@ -98,7 +99,7 @@ def test_what_no_kept_manifest_names_is_removed(tmp_path: Path) -> None:
 def test_a_manifest_that_is_set_aside_is_not_used_again(tmp_path: Path) -> None:
     publish(DISK, tmp_path, manifest(3, ()))
     publish(DISK, tmp_path, manifest(4, ()))
-    set_aside(DISK, tmp_path, [manifest(4, ())])
+    set_aside(DISK, tmp_path, manifest(4, ()))
     found = find_snapshots(DISK, tmp_path, manifest().layout)
     assert [snapshot.manifest.number for snapshot in found.usable] == [3]
     assert found.next_number == 5  # numbers are not used twice

@@ -23,7 +23,7 @@ from sarp_cluster.storage.log_files import LogFiles
 from sarp_cluster.storage.log_space import LogSpace
 from sarp_cluster.storage.log_tail import LogTail
 from sarp_cluster.storage.record import RecordType
-from sarp_cluster.storage.recovery import Progress, RecoveredLog, header_prefix, recover
+from sarp_cluster.storage.recovery import LogStart, Progress, RecoveredLog, header_prefix, recover
 from sarp_cluster.storage.registry import pack_namespace, pack_worker, pack_worker_mark
 from sarp_cluster.storage.segment_store import StoreStatistics
 from sarp_cluster.storage.store_directory import keep, lock, log_file_name
@@ -112,10 +112,13 @@ class LogStore:
         *,
         segment_blocks: int,
         file_bytes_max: int = limits.LOG_FILE_BYTES_MAX,
+        start: LogStart | None = None,
         progress: Progress | None = None,
         file_system: FileSystem = DISK,
     ) -> tuple[LogStore, RecoveredLog]:
         """The store in `directory`, new or recovered: its segments are entered in the empty `table`.
+
+        With `start` the log behind a snapshot is replayed, into a table that has begun as the snapshot has it.
 
         Raises StorageError when another process has it open, CorruptRecordError when acknowledged records are damaged.
         """
@@ -124,7 +127,7 @@ class LogStore:
             opened: dict[int, int] = {}
             descriptor = lock(directory, file_system)
             try:
-                log = recover(directory, table, segment_blocks, progress=progress, file_system=file_system)
+                log = recover(directory, table, segment_blocks, start=start, progress=progress, file_system=file_system)
                 if not log.files:
                     keep(directory, file_system)
                 for number, path in log.files.items():

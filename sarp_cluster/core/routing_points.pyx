@@ -175,6 +175,23 @@ cdef class RoutingPoints:
                 make_filter(&self.parameters, ids, count_before, point, &posting.high, &posting.low)
                 self.directory.touch(&posting)
 
+    def unregistered(self, SegmentBatch batch):
+        """Slots of segments that were read and are not registered at their first block.
+
+        Void where entries were wanted that are not in memory: have them loaded and ask again.
+        """
+        cdef Posting posting
+        cdef int item
+        found = []
+        for item in range(batch.count):
+            if batch.item[item].state == READ:
+                posting.key = batch.item[item].ids[0] & self.parameters.key_mask
+                posting.slot = batch.item[item].slot
+                make_filter(&self.parameters, batch.item[item].ids, batch.item[item].count, 0, &posting.high, &posting.low)
+                if not self.directory.live_below(-1, &posting):
+                    found.append(posting.slot)
+        return found
+
     def register_batch(self, SegmentBatch batch):
         """Register segments that were read; for recovery. Returns how many could not be read and are left out."""
         cdef int item

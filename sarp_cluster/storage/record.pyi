@@ -15,10 +15,6 @@ class RecordType(IntEnum):
     GROUP = 7
     ROUTING = 8
     RECLAIMED = 9
-    SNAPSHOT = 10
-    RUN = 11
-    BACKFILLS = 12
-    END = 13
 
 class RecordHeader(NamedTuple):
     """A verified frame."""

@@ -66,11 +66,6 @@ class RecordType(IntEnum):
     GROUP = GROUP_RECORD
     ROUTING = ROUTING_RECORD
     RECLAIMED = RECLAIMED_RECORD
-    # Of a manifest:
-    SNAPSHOT = 10
-    RUN = 11
-    BACKFILLS = 12
-    END = 13
 
 
 class RecordHeader(NamedTuple):

@@ -5,7 +5,8 @@ secret               32 random bytes that key the block IDs of its namespaces, u
 secret.tmp           a secret that was being made when the process ended
 log-NNNNN.sarp       log files, see docs/formats.md
 run-NNNNNN.sarp      runs: sorted changes of the index, see docs/formats.md
-manifest-NNNNNN.sarp   snapshots: which runs are the index at which LSN; .tmp: one that was being written
+manifest-NNNNNN.sarp   snapshots: which runs are the index at which LSN; .tmp: one that was being written; .bad: one
+                     that names a run which is damaged
 cut-NNNNN-OFFSET.sarp  a tail that recovery took out of a log file; nothing reads it, it may be deleted
 """
 
@@ -24,8 +25,8 @@ SECRET_NAME: Final = "secret"  # noqa: S105  # the name of a file
 SECRET_TEMPORARY_NAME: Final = "secret.tmp"  # noqa: S105
 SECRET_BYTES: Final = 32
 LOG_NAME: Final = re.compile(r"log-(\d{5})\.sarp")
-RUN_NAME: Final = re.compile(r"run-\d{6}\.sarp")
-MANIFEST_NAME: Final = re.compile(r"manifest-\d{6}\.(sarp|tmp)")
+RUN_NAME: Final = re.compile(r"run-(\d{6})\.sarp")
+MANIFEST_NAME: Final = re.compile(r"manifest-(\d{6})\.(sarp|tmp|bad)")
 CUT_NAME: Final = re.compile(r"cut-\d{5}-\d+\.sarp")
 
 
@@ -83,6 +84,15 @@ def log_files(directory: Path, file_system: FileSystem = DISK) -> dict[int, Path
         ):
             raise StorageError(f"{directory} is no store: it has {name} in it")
     return dict(sorted(found.items()))
+
+
+def snapshot_numbers(file_system: FileSystem, directory: Path) -> list[int]:
+    """Numbers of the runs and manifests that are there, of any kind."""
+    return [
+        int(match[1])
+        for name in file_system.names(directory)
+        if (match := RUN_NAME.fullmatch(name) or MANIFEST_NAME.fullmatch(name))
+    ]
 
 
 def load_secret(directory: Path, file_system: FileSystem = DISK) -> bytes:

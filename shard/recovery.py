@@ -70,7 +70,7 @@ async def _check_sample(state: IndexState) -> None:
         sorted({pages * sample // PAGES_SAMPLED for sample in range(PAGES_SAMPLED)} | {pages - 1}) if pages else []
     )
     for page in sampled:
-        table.describe(FIRST_SLOT + page * PAGE_ROWS)  # to miss those that are not in memory, all at once
+        table.want_page(page)  # so that they are loaded all at once
     if state.loader.missed:
         await state.loader.load_missed()
     slots = [slot for page in sampled if (slot := _first_used(table, page))]

@@ -399,8 +399,13 @@ class LogStore:
         self._schedule()
 
     async def remove_file(self, number: int) -> None:
-        """Delete a log file of which it is durable that it is reclaimed. Reads in flight can go on to its end."""
+        """Delete a log file of which it is durable that it is reclaimed. Reads in flight can go on to their end.
+
+        Nothing happens if it was deleted meanwhile, for a caller who was cancelled.
+        """
         self._check_failure()
+        if not self.space.files.bytes_of(number):
+            return
         if number not in self._removals:
             self._removals[number] = self._start(self._remove(number), "sarp-log-remove")
         await self._told_of(self._removals[number])

@@ -10,6 +10,7 @@ Recovery only ever shortens: it may be cut off itself and done again, with the s
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -194,16 +195,27 @@ def _cut(file_system: FileSystem, directory: Path, files: dict[int, Path], numbe
     if offset == 0:
         file_system.rename(files[number], directory / cut_file_name(number, 0))
     else:
-        tail = file_system.read(files[number])[offset:]
-        descriptor = file_system.create(directory / cut_file_name(number, offset), replace=True)
+        _set_aside(file_system, files[number], offset, directory / cut_file_name(number, offset))
+        file_system.sync_directory(directory)  # what is cut is aside before it is gone from the log
+        file_system.truncate(files[number], offset)
+    file_system.sync_directory(directory)
+
+
+def _set_aside(file_system: FileSystem, path: Path, offset: int, aside: Path) -> None:
+    """Copy a tail to another file, unless there is no space: a full disk is a likely reason for a torn tail."""
+    tail = file_system.read(path)[offset:]
+    try:
+        descriptor = file_system.create(aside, replace=True)
         try:
             file_system.write(descriptor, tail, 0)
             file_system.sync(descriptor)
         finally:
             file_system.close(descriptor)
-        file_system.sync_directory(directory)  # what is cut is aside before it is gone from the log
-        file_system.truncate(files[number], offset)
-    file_system.sync_directory(directory)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        if file_system.exists(aside):
+            file_system.unlink(aside)
 
 
 def _make_durable(file_system: FileSystem, directory: Path, files: dict[int, Path]) -> None:

@@ -37,7 +37,7 @@ check: $(VENV)/.dev ## lint, format, types, import rules and spelling, in second
 	$(VENV)/bin/lint-imports --no-logo
 	$(VENV)/bin/codespell
 
-bench: $(VENV)/.dev build ## run each benchmark of bench/ with its defaults
+bench: $(VENV)/.bench build ## run each benchmark of bench/ with its defaults
 	for benchmark in $(BENCHMARKS); do $(PY) -m bench.$$benchmark; done
 
 build: $(VENV)/.built ## compile in place what changed of the core
@@ -61,6 +61,10 @@ $(VENV)/.runtime: $(VENV)/.tools
 
 $(VENV)/.dev: $(VENV)/.runtime
 	$(PIP) $(call listed,["project"]["optional-dependencies"]["dev"])
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.dev
+	$(PIP) $(call listed,["project"]["optional-dependencies"]["bench"])
 	@touch $@
 
 # pip has compiled everything once; after that only what changed is.

@@ -48,11 +48,15 @@ class IndexConfig:
     """Bits of a block ID that serve as routing key. Fewer bits collide more: never a wrong answer, more reads."""
     filter_field_bits: int = 8
     """Bits of a filter field that are used. Below 8 only to force collisions in tests."""
-    merge_postings_min: int = 16_384
-    """Postings the overlay holds before it is merged into the base."""
+    snapshot_log_bytes: int = 16 * 1024 * 1024
+    """Bytes by which the log grows from one snapshot to the next. A restart replays what lies behind the last one."""
     delta_segments_max: int = 4_096
     """Segments with an unfolded delta before the oldest are folded in the background."""
     log_file_bytes: int = limits.LOG_FILE_BYTES_MAX
+    reclaim_ratio: float | None = 1.4
+    """Bytes of all log files to live ones above which files are rewritten (design §5: at most 1.5). None: never."""
+    reclaim_bytes_per_second: int = 64 * 1024 * 1024
+    """Bytes that reclaiming reads and writes in a second; more where inserts write more, or the disk is full."""
 
     def __post_init__(self) -> None:
         s, r = self.segment_blocks, self.base_points
@@ -83,10 +87,24 @@ class IndexConfig:
         _require(self.strategy in ("wave", "stepwise"), "strategy", f'{self.strategy!r} is not "wave" or "stepwise"')
         _require(1 <= self.routing_key_bits <= 48, "routing_key_bits", "must be 1 to 48")
         _require(1 <= self.filter_field_bits <= 8, "filter_field_bits", "must be 1 to 8")
-        _require(self.merge_postings_min >= 1, "merge_postings_min", "must be at least 1")
+        _require(
+            1 <= self.snapshot_log_bytes <= limits.SNAPSHOT_LOG_BYTES_MAX,
+            "snapshot_log_bytes",
+            f"must be 1 to {limits.SNAPSHOT_LOG_BYTES_MAX}",
+        )
         _require(self.delta_segments_max >= 0, "delta_segments_max", "must be at least 0")
         _require(
             4_096 <= self.log_file_bytes <= limits.LOG_FILE_BYTES_MAX * 64, "log_file_bytes", "must be 4 KiB to 16 GiB"
+        )
+        _require(
+            self.reclaim_ratio is None or 1.1 <= self.reclaim_ratio <= limits.RECLAIM_RATIO_MAX,
+            "reclaim_ratio",
+            f"must be 1.1 to {limits.RECLAIM_RATIO_MAX}, or None",
+        )
+        _require(
+            limits.RECLAIM_BYTES_PER_SECOND_MIN <= self.reclaim_bytes_per_second <= limits.LOG_FILE_BYTES_MAX * 64,
+            "reclaim_bytes_per_second",
+            f"must be {limits.RECLAIM_BYTES_PER_SECOND_MIN:,} to {limits.LOG_FILE_BYTES_MAX * 64:,}",
         )
 
     @property
@@ -100,3 +118,12 @@ class IndexConfig:
     def filter_lead(self) -> int:
         """Blocks at a routing point that its key stands for, so that no field of ours does; 0 in the paper's layout."""
         return 1 if self.filter_bits == 128 and self.stride == 1 else 0
+
+    @property
+    def layout(self) -> str:
+        """What decides which entries a segment has, in one line: a snapshot made under another is of no use."""
+        return (
+            f"{self.segment_blocks} blocks, {self.base_points} points, filter {self.filter_bits}/{self.stride}/"
+            f"{self.filter_first_bits}/{self.filter_field_bits}/{self.filter}, key {self.routing_key_bits}, "
+            f"prune {self.prune}"
+        )

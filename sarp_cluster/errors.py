@@ -13,6 +13,7 @@ SarpError
 │   ├── StorePoisonedError     a write or sync failed: nothing is acknowledged any more, the process has to end
 │   └── CorruptRecordError     a record that does not verify (file, offset, reason)
 ├── TraceError                 a trace file that cannot be read
+├── DumpError                  a dump that cannot be loaded (line, field, reason)
 └── InvariantViolationError    a bug: the node stops
 """
 
@@ -86,8 +87,16 @@ class CorruptRecordError(StorageError):
     """A record that does not verify. The message names file, offset and reason."""
 
 
+class SnapshotDamagedError(CorruptRecordError):
+    """A snapshot that is not what it should be. An older one, or the log, has the same and more."""
+
+
 class TraceError(SarpError, ValueError):
     """A trace file that cannot be read."""
+
+
+class DumpError(SarpError, ValueError):
+    """A dump that cannot be loaded. The message names line and field."""
 
 
 class InvariantViolationError(SarpError):

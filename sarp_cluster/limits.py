@@ -56,8 +56,18 @@ of the first 16 of the range)."""
 LOG_FILE_BYTES_MAX: Final = 256 * 1024 * 1024
 """Bytes after which a log file is closed and the next one begun."""
 
+RECLAIM_RATIO_MAX: Final = 100
+"""Highest bytes of all log files to live ones that may be allowed."""
+
+RECLAIM_BYTES_PER_SECOND_MIN: Final = 65_536
+"""Slower than this a step of reclaiming would be due every few seconds, and a file would take days."""
+
 LOG_TAIL_BYTES_MAX: Final = 8 * 1024 * 1024
 """Bytes of the log that may wait in memory for a write before an insert has to wait for the disk."""
+
+DUMP_LINE_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Bytes of one line of a dump. Ours are at most some 4 MiB: 33 segments with 17 bytes a block, and twice
+LOCATION_RUNS_MAX locations with some 100 bytes each."""
 
 READ_GAP_BYTES_MAX: Final = 512
 """Two records of one wave are read by one call when at most this many bytes lie between them."""
@@ -73,5 +83,29 @@ already read, so that it waits only for what is new."""
 BACKFILL_SEGMENTS_A_STEP: Final = 32
 """Segments that one step of the back-fill reads and registers before it yields to foreground work."""
 
-MERGE_POSTINGS_A_STEP: Final = 4_096
-"""Postings that one step of the overlay's merge into a new base moves before it yields."""
+MERGE_POSTINGS_A_STEP: Final = 1 << 20
+"""Postings that a merge moves, in its helper thread and without the interpreter's lock, before it looks up."""
+
+DIRECTORY_RUNS_MAX: Final = 6
+"""Runs of the routing directory above which the newest are merged: each is asked in turn."""
+
+RUNS_MERGED_MIN: Final = 4
+"""Runs of a size that are merged into one."""
+
+LOAD_A_STEP: Final = 16
+"""Chunks of 64 KiB that one step of the warmer loads."""
+
+WARM_PAUSE_MS: Final = 4
+"""Pause between two steps of the warmer: at full speed it would keep the disk from those who wait for it."""
+
+FULL_RETRY_MS: Final = 500
+"""How often work that found the disk full looks whether there is space again."""
+
+ROWS_COPIED_A_STEP: Final = 2_048
+"""Rows that one step of a snapshot copies before it yields."""
+
+WORKERS_COPIED_A_STEP: Final = 1_024
+"""Workers that one step of a snapshot copies before it yields."""
+
+SNAPSHOT_LOG_BYTES_MAX: Final = 2**30
+"""Bytes of the log from one snapshot to the next, at most: a restart replays them."""

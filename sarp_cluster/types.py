@@ -33,6 +33,15 @@ class Worker(NamedTuple):
     dp_rank: int = 0
 
 
+class WorkerMark(NamedTuple):
+    """How far a worker's changes have come."""
+
+    generation: int
+    """Of its cache."""
+    seq: int
+    """Of the last change that was applied in this generation; -1: none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamespaceSpec:
     """What must agree for two sequences to share blocks. Any field that differs makes another namespace."""

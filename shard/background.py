@@ -1,7 +1,8 @@
 """Background work of an index, in bounded steps that yield to matches and inserts.
 
-In this order: back-fills (refinement and rematerialisation, paper §4.2 and §4.4), the merge of the directory's overlay
-into a new base, and folding deltas into images.
+In this order: back-fills (refinement and rematerialisation, paper §4.2 and §4.4), loading what a snapshot left on the
+disk, folding deltas into images, and reclaiming the space of log files. Snapshots and merges of runs go on beside them
+(shard.snapshots).
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from typing import Final
 
 from sarp_cluster import limits
 from sarp_cluster.core.refinement import Backfill
+from sarp_cluster.storage.log import LogStore
+from shard.namespaces import NamespaceRegistry
+from shard.reclaim import Reclaim
+from shard.rewriting import rewrite
 from shard.state import IndexState
 
 FOLD_ROWS_A_STEP: Final = 8_192
@@ -21,14 +26,19 @@ FOLD_ROWS_A_STEP: Final = 8_192
 class Background:
     """What is due, and one step of it at a time."""
 
-    def __init__(self, state: IndexState) -> None:
+    def __init__(self, state: IndexState, namespaces: NamespaceRegistry) -> None:
         self._state = state
+        self.reclaim: Reclaim | None = None
+        if isinstance(state.store, LogStore) and state.config.reclaim_ratio is not None:
+            self.reclaim = Reclaim(state, namespaces, state.store, ratio_max=state.config.reclaim_ratio)
         self._queue: deque[Backfill] = deque()
         self._fold_hand = 0
         self._round_folded = True  # the first round may begin anywhere
         self._unfoldable_at = -1
         """Version of the segment table of which a whole round could fold nothing: what is left is damaged."""
         self._stepping = asyncio.Lock()  # two steps of one back-fill must not overlap; held across our own reads only
+        self.pause = 0.0
+        """Seconds to leave to the foreground after the last step."""
         self.damaged = 0
         """Segments that a back-fill had to leave out because they could not be read."""
 
@@ -39,29 +49,45 @@ class Background:
 
     @property
     def due(self) -> bool:
-        """Is there anything to do?"""
+        """Is there anything to do that does not wait for its time?"""
         state = self._state
-        return bool(self._queue or state.points.due or state.directory.merging or self._merge_due() or self._fold_due())
+        return bool(
+            self._queue
+            or state.points.due
+            or state.loader.unloaded
+            or self._fold_due()
+            or (self.reclaim is not None and self.reclaim.due)
+        )
+
+    def wait_s(self, now: float) -> float | None:
+        """Seconds until something is due that waits for its time, after all else was done; None: there is nothing."""
+        return None if self.reclaim is None else self.reclaim.wait_s(now)
 
     def _fold_due(self) -> bool:
-        table = self._state.table
-        return table.deltas > self._state.config.delta_segments_max and table.version != self._unfoldable_at
+        table, store = self._state.table, self._state.store
+        return (
+            not table.unloaded_pages
+            and table.deltas > self._state.config.delta_segments_max
+            and table.version != self._unfoldable_at
+            and not store.full
+        )
 
-    def _merge_due(self) -> bool:
-        """Each merge moves the whole base, so the overlay may grow with it: the work stays in proportion."""
-        directory = self._state.directory
-        return directory.overlay_postings >= max(self._state.config.merge_postings_min, directory.base_postings // 4)
+    async def step(self, *, now: float | None = None) -> bool:
+        """Do one bounded piece of work. False when nothing was due; with `now`, also when what is has to wait.
 
-    async def step(self) -> bool:
-        """Do one bounded piece of work. False when nothing was due."""
+        Raises StoreFullError when there is no space for it.
+        """
         async with self._stepping:
+            self.pause = 0.0
             if self._queue or self._state.points.due:
                 await self._backfill_step()
-            elif self._state.directory.merging or self._merge_due():
-                self._state.directory.begin_merge()
-                self._state.directory.merge_step(limits.MERGE_POSTINGS_A_STEP)
+            elif self._state.loader.unloaded:
+                await self._state.loader.warm_step()
+                self.pause = limits.WARM_PAUSE_MS / 1000
             elif self._fold_due():
                 await self._fold_step()
+            elif self.reclaim is not None and (now is None or self.reclaim.wait_s(now) == 0):
+                return await self.reclaim.step()
             else:
                 return False
         return True
@@ -74,11 +100,18 @@ class Background:
         backfill = self._queue[0]
         search = state.search()
         batch = search.batch
-        if backfill.next_segments(state.table, batch, limits.BACKFILL_SEGMENTS_A_STEP):
+        more = backfill.next_segments(state.table, batch, limits.BACKFILL_SEGMENTS_A_STEP)
+        if state.loader.missed:
+            await state.loader.load_missed()
+        elif more:
             if state.store.read_cached(batch):
                 await state.wait_for(batch)
+            while not backfill.in_memory(batch):
+                await state.loader.load_missed()
             self.damaged += backfill.register_batch(state.table, batch)
         else:
+            while not backfill.in_memory(batch):
+                await state.loader.load_missed()
             backfill.publish()
             self._queue.popleft()
         state.idle_searches.append(search)
@@ -91,16 +124,8 @@ class Background:
         )
         if slots:
             await state.store.room()
-            insertion = state.insertion()
-            insertion.search.load_segments(slots)
-            batch = insertion.search.batch
-            if state.store.read_cached(batch):
-                await state.wait_for(batch)
-            if insertion.plan_folds():
-                state.store.put(insertion.writes)
-                insertion.commit()
+            if (await rewrite(state, slots)).segments:
                 self._round_folded = True
-            state.idle_insertions.append(insertion)
         if self._fold_hand == 0:
             if not self._round_folded:
                 self._unfoldable_at = state.table.version

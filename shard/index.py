@@ -7,12 +7,16 @@ suspending.
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Collection
 from pathlib import Path
+from typing import Final, Self
 
+from sarp_cluster import limits
 from sarp_cluster.config import IndexConfig, Strategy
 from sarp_cluster.core.answering import MatchAnswer
 from sarp_cluster.core.segment_table import SegmentTable
+from sarp_cluster.errors import StoreFullError
 from sarp_cluster.storage.file_system import DISK, FileSystem, run_to_end
 from sarp_cluster.storage.log import LogStore
 from sarp_cluster.storage.recovery import Progress
@@ -24,18 +28,24 @@ from shard.background import Background
 from shard.namespaces import IndexNamespace, NamespaceRegistry
 from shard.recovery import restore
 from shard.requests import check_worker
+from shard.snapshots import Snapshots
 from shard.state import IndexState
+
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+"""Errors that pass once there is space again."""
 
 
 class Index:
     """An open index. Make one with `open`, and `close` it."""
 
-    def __init__(self, config: IndexConfig, store: SegmentStore, table: SegmentTable, secret: bytes) -> None:
-        self.state = IndexState(config, store, table)
-        self.namespaces = NamespaceRegistry(secret, store)
-        self.background = Background(self.state)
+    def __init__(self, state: IndexState, namespaces: NamespaceRegistry, snapshots: Snapshots) -> None:
+        self.state = state
+        self.namespaces = namespaces
+        self.snapshots = snapshots
+        self.background = Background(state, namespaces)
         self._wake = asyncio.Event()
-        self._runner: asyncio.Task[None] | None = None
+        self._snapshot_wake = asyncio.Event()
+        self._runners: list[asyncio.Task[None]] = []
 
     @classmethod
     async def open(
@@ -46,7 +56,7 @@ class Index:
         secret: bytes | None = None,
         progress: Progress | None = None,
         file_system: FileSystem = DISK,
-    ) -> Index:
+    ) -> Self:
         """The index in `directory`: a new one if that is empty or absent, else recovered from what stands there.
 
         `secret` (16 to 64 bytes) keys the namespaces' block IDs; without one, the store keeps a random secret of its
@@ -66,8 +76,12 @@ class Index:
         try:
             if secret is None:
                 secret = await run_to_end(lambda: load_secret(directory, file_system))
-            index = cls(config, store, table, secret)
-            await restore(index.state, index.namespaces, log)
+            state = IndexState(config, store, table)
+            namespaces = NamespaceRegistry(secret, store)
+            await restore(state, namespaces, log)
+            state.directory.journaling = True
+            store.journal = state.directory.take_journal
+            index = cls(state, namespaces, Snapshots(state, namespaces, directory, file_system))
         except BaseException:
             await store.close()
             raise
@@ -136,22 +150,22 @@ class Index:
         given back with the blocks. `durable`: answer only once the change is synced to the disk; otherwise that follows
         within about a tenth of a second, and the answer says which it was.
         """
-        result = await insert_path.insert(
-            self.state,
-            self.namespaces.require(namespace),
-            block_ids,
-            worker=worker,
-            generation=generation,
-            tier=tier,
-            first=first,
-            offset=offset,
-            seq=seq,
-            handle=handle,
-            durable=durable,
-        )
-        if self.state.points.due or self.background.due:
-            self._wake.set()
-        return result
+        try:
+            return await insert_path.insert(
+                self.state,
+                self.namespaces.require(namespace),
+                block_ids,
+                worker=worker,
+                generation=generation,
+                tier=tier,
+                first=first,
+                offset=offset,
+                seq=seq,
+                handle=handle,
+                durable=durable,
+            )
+        finally:
+            self._wake_background()
 
     async def remove(
         self,
@@ -170,18 +184,21 @@ class Index:
 
         The blocks stay in the index. Returns how many segments changed.
         """
-        return await insert_path.remove(
-            self.state,
-            self.namespaces.require(namespace),
-            block_ids,
-            worker=worker,
-            generation=generation,
-            tier=tier,
-            first=first,
-            last=last,
-            seq=seq,
-            durable=durable,
-        )
+        try:
+            return await insert_path.remove(
+                self.state,
+                self.namespaces.require(namespace),
+                block_ids,
+                worker=worker,
+                generation=generation,
+                tier=tier,
+                first=first,
+                last=last,
+                seq=seq,
+                durable=durable,
+            )
+        finally:
+            self._wake_background()
 
     async def clear_worker(self, worker: Worker, *, generation: int) -> None:
         """The worker's cache is in `generation` now: everything older of it is dead at once."""
@@ -195,34 +212,88 @@ class Index:
 
     def start_background(self) -> None:
         """Run the background work until `close`."""
-        self._runner = asyncio.get_running_loop().create_task(self._run_background(), name="sarp-background")
-        self._wake.set()  # recovery may have found back-fills that are due
+        create_task = asyncio.get_running_loop().create_task
+        self._runners = [
+            create_task(self._run_background(), name="sarp-background"),
+            create_task(self._run_snapshots(), name="sarp-snapshots"),
+        ]
+        self._wake.set()  # recovery may have found back-fills that are due, and left loading to be done
+        self._snapshot_wake.set()
+
+    def _wake_background(self) -> None:
+        """Something has changed, or was refused because the store is full."""
+        if self.background.due or self.state.store.full:
+            self._wake.set()
+        if self.snapshots.due:
+            self._snapshot_wake.set()
 
     async def stop_background(self) -> None:
         """End the background work. Raises what ended it before its time."""
-        if self._runner is not None:
-            self._runner.cancel()
-            try:
-                await self._runner
-            except asyncio.CancelledError:
-                pass
-            self._runner = None
+        runners, self._runners = self._runners, []
+        for runner in runners:
+            runner.cancel()
+        ended = await asyncio.gather(*runners, return_exceptions=True)
+        for outcome in ended:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, asyncio.CancelledError):
+                raise outcome
 
     async def _run_background(self) -> None:
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle | None = None
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                if timer is not None:
+                    timer.cancel()
+                try:
+                    while await self.background.step(now=loop.time()):
+                        await asyncio.sleep(self.background.pause)  # foreground work first
+                    wait_s = self.background.wait_s(loop.time())
+                except StoreFullError:
+                    wait_s = limits.FULL_RETRY_MS / 1000
+                if self.state.store.full:
+                    wait_s = limits.FULL_RETRY_MS / 1000  # space may come back from elsewhere
+                timer = None if wait_s is None else loop.call_later(wait_s, self._wake.set)
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    async def _run_snapshots(self) -> None:
+        """Beside the other background work: a snapshot waits for the disk, and a back-fill must not wait for it."""
         while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while await self.background.step():
-                await asyncio.sleep(0)  # foreground work first
+            await self._snapshot_wake.wait()
+            self._snapshot_wake.clear()
+            while self.snapshots.due:
+                try:
+                    await self.snapshots.step()
+                except (OSError, StoreFullError) as error:
+                    if isinstance(error, OSError) and error.errno not in FULL:
+                        self.state.store.poison(error)
+                        raise
+                    await asyncio.sleep(limits.FULL_RETRY_MS / 1000)
 
     async def backfill_step(self) -> bool:
         """One bounded piece of background work. False when nothing was due."""
-        return await self.background.step()
+        if await self.background.step():
+            return True
+        if self.snapshots.due:
+            await self.snapshots.step()
+            return True
+        return False
 
     async def drain_backfill(self) -> None:
         """Wait until no background work is due."""
-        while await self.background.step():
+        while await self.backfill_step():
             await asyncio.sleep(0)
+
+    async def snapshot(self) -> None:
+        """Take a snapshot now: a restart replays only what comes after it."""
+        await self.snapshots.take()
+
+    async def load_all(self) -> None:
+        """Wait until all that recovery left on the disk is in memory; it is loaded in the background otherwise."""
+        await self.state.loader.load_all()
 
     # --- the rest -----------------------------------------------------------------------------------------------------
 
@@ -244,6 +315,7 @@ class Index:
 
     async def validate(self) -> None:
         """Read everything and raise InvariantViolationError for the first violated invariant. For tests and tools."""
+        await self.load_all()
         await validation.validate(self.state)
 
     async def close(self) -> None:

@@ -46,18 +46,51 @@ async def insert(
     await state.store.room()
     insertion = state.insertion()
     insertion.load(block_ids, namespace.key, namespace.id, offset // size, first - offset)
-    await _search(state, insertion)
-    insertion.check_readable()
-    if _check_change(state, worker, generation, seq):
+    result = REPEATED
+    planned = -1
+    while planned < 0:
+        await _search(state, insertion)
+        insertion.check_readable()
+        if not _check_change(state, worker, generation, seq):
+            break
         insertion.check_prefix(offset == 0)
-        insertion.plan(state.workers.find_or_next(*worker), generation, tier, handle)
+        planned = insertion.plan(state.workers.find_or_next(*worker), generation, tier, handle)
+        if planned < 0:
+            await state.loader.load_missed()
+            continue
         _apply(state, insertion, worker, generation, seq)
         search = insertion.search
         result = InsertResult(True, insertion.blocks_added, len(insertion.writes), search.reads, search.waves)
-    else:
-        result = REPEATED
     state.idle_insertions.append(insertion)
     return result._replace(durable=True) if durable and await _make_durable(state) else result
+
+
+async def add_blocks(state: IndexState, namespace: IndexNamespace, block_ids: bytes, *, offset: int) -> int:
+    """Enter blocks that nobody holds: what is left of a sequence when its last holder is gone. For `sarp load`.
+
+    `block_ids` and `offset` as in `insert`. Returns how many blocks were not in the index before. Not durable before
+    the store's next sync.
+    """
+    size = state.config.segment_blocks
+    block_ids = check_sequence(block_ids, check_integer(offset, "offset", limits.REQUEST_BLOCKS_MAX))
+    await state.store.room()
+    insertion = state.insertion()
+    # The held part begins behind the last block: it is empty, and no worker is entered.
+    insertion.load(block_ids, namespace.key, namespace.id, offset // size, len(block_ids) // BLOCK_ID_BYTES)
+    await _search(state, insertion)
+    insertion.check_readable()
+    insertion.check_prefix(offset == 0)
+    insertion.plan(0, 0, Tier.REMOTE, None)
+    try:
+        if len(insertion.writes):
+            state.store.put(insertion.writes)
+    except BaseException:
+        insertion.abort()
+        raise
+    insertion.commit()
+    added = insertion.blocks_added
+    state.idle_insertions.append(insertion)
+    return added
 
 
 async def remove(
@@ -85,12 +118,19 @@ async def remove(
     await state.store.room()
     insertion = state.insertion()
     insertion.load(block_ids[: last * BLOCK_ID_BYTES], namespace.key, namespace.id, 0, first)
-    await _search(state, insertion)
-    insertion.check_readable()
     changed = 0
-    if _check_change(state, worker, generation, seq):
-        changed = insertion.plan_removal(state.workers.find_or_next(*worker), generation, tier_number)
+    planned = -1
+    while planned < 0:
+        await _search(state, insertion)
+        insertion.check_readable()
+        if not _check_change(state, worker, generation, seq):
+            break
+        planned = insertion.plan_removal(state.workers.find_or_next(*worker), generation, tier_number)
+        if planned < 0:
+            await state.loader.load_missed()
+            continue
         _apply(state, insertion, worker, generation, seq)
+        changed = planned
     state.idle_insertions.append(insertion)
     if durable:
         await _make_durable(state)
@@ -120,6 +160,10 @@ async def _search(state: IndexState, insertion: Insertion) -> None:
     for _ in range(limits.INSERT_ATTEMPTS_MAX):
         pending = insertion.begin()
         while pending:
+            if pending < 0:
+                await state.loader.load_missed()
+                pending = insertion.begin()
+                continue
             if read_cached(insertion.search.batch):
                 await state.wait_for(insertion.search.batch)
             pending = insertion.resume()

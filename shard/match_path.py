@@ -11,7 +11,7 @@ from collections.abc import Collection
 from sarp_cluster import limits
 from sarp_cluster.config import Strategy
 from sarp_cluster.core.answering import MatchAnswer
-from sarp_cluster.errors import BadRequestError
+from sarp_cluster.errors import BadRequestError, StorageError
 from sarp_cluster.types import CandidateCounts, Tier, Worker
 from shard.namespaces import IndexNamespace
 from shard.requests import ALL_TIERS, DETAILS, check_block_ids, check_integer, tier_mask, worker_mask
@@ -43,6 +43,10 @@ async def match(
     pending = search.begin(stepwise)
     read_cached = state.store.read_cached
     while pending:
+        if pending < 0:  # not long after a recovery: what routing needs is not in memory yet
+            await state.loader.load_missed()
+            pending = search.begin(stepwise)
+            continue
         if read_cached(search.batch):
             await state.wait_for(search.batch)  # if cancelled here, the search is left to the thread that reads into it
         pending = search.resume()
@@ -59,4 +63,7 @@ def count_candidates(state: IndexState, namespace: IndexNamespace, block_ids: by
     search.load(check_block_ids(block_ids), namespace.key, namespace.id, 0)
     raw, filtered = search.count_candidates()
     state.idle_searches.append(search)
+    if state.loader.missed:
+        state.directory.take_missed()
+        raise StorageError("the routing directory is not in memory yet: await Index.load_all() first")
     return CandidateCounts(raw, filtered)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from sarp_cluster import limits
 from sarp_cluster.core.block_id import NamespaceKey, xxh3_block_ids
 from sarp_cluster.core.namespace import derive_namespace_key, key_check
 from sarp_cluster.errors import BadRequestError, TooLargeError, UnknownNamespaceError
-from sarp_cluster.storage.recovery import NamespaceRecord
+from sarp_cluster.storage.registry import NamespaceRecord
 from sarp_cluster.storage.segment_store import SegmentStore
 from sarp_cluster.types import HashProfile, NamespaceSpec
 
@@ -39,6 +41,14 @@ class NamespaceRegistry:
         self._secret = secret
         self._store = store
         self._by_spec: dict[NamespaceSpec, IndexNamespace] = {}
+        self._by_number: dict[int, IndexNamespace] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_spec)
+
+    def __iter__(self) -> Iterator[IndexNamespace]:
+        """All namespaces, by number."""
+        return iter(self._by_spec.values())
 
     def create(self, spec: NamespaceSpec) -> IndexNamespace:
         """The namespace of `spec`, made if it is new."""
@@ -63,9 +73,17 @@ class NamespaceRegistry:
             raise TooLargeError(f"namespace: the index holds its limit of {limits.NAMESPACES_MAX}", field="namespace")
         number = len(self._by_spec) + 1
         key = derive_namespace_key(self._secret, spec)
-        fields = (spec.tenant, spec.model, spec.lora, spec.salt, str(spec.hash_profile))
-        self._store.put_namespace(number, fields, spec.block_size, key_check(key))
+        self._store.put_namespace(*_record(number, spec, key))
         return self._enter(number, spec, key)
+
+    def records(self) -> list[NamespaceRecord]:
+        """All namespaces as records."""
+        return [NamespaceRecord(*self.record(number)) for number in self._by_number]
+
+    def record(self, number: int) -> tuple[int, tuple[str, ...], int, bytes]:
+        """What the store is given of a namespace: its number, fields, block size and key check."""
+        spec = self._by_number[number].spec
+        return _record(number, spec, derive_namespace_key(self._secret, spec))
 
     def restore(self, record: NamespaceRecord) -> None:
         """Enter a namespace that the log has."""
@@ -85,7 +103,7 @@ class NamespaceRegistry:
 
     def _enter(self, number: int, spec: NamespaceSpec, key: bytes) -> IndexNamespace:
         namespace = IndexNamespace(self, number, spec, NamespaceKey(key))
-        self._by_spec[spec] = namespace
+        self._by_spec[spec] = self._by_number[number] = namespace
         return namespace
 
     def require(self, namespace: object) -> IndexNamespace:
@@ -93,3 +111,8 @@ class NamespaceRegistry:
         if isinstance(namespace, IndexNamespace) and namespace.registry is self:
             return namespace
         raise UnknownNamespaceError("namespace: not one of this index; create it first", field="namespace")
+
+
+def _record(number: int, spec: NamespaceSpec, key: bytes) -> tuple[int, tuple[str, ...], int, bytes]:
+    fields = (spec.tenant, spec.model, spec.lora, spec.salt, str(spec.hash_profile))
+    return number, fields, spec.block_size, key_check(key)

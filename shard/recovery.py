@@ -1,23 +1,37 @@
 """After the log was replayed: namespaces, workers, and the routing directory, before the first answer.
 
-The directory is rebuilt from the segments' own block IDs. That finds again each back-fill that was due, since a list
-that is over a threshold makes one due whenever a segment is registered in it.
+From a snapshot the directory takes the runs, of which nothing is read yet, and the changes that the log has behind them.
+Without one it is rebuilt from the segments' own block IDs. That finds again each back-fill that was due, since a list
+that is over a threshold makes one due whenever a segment is registered in it; a snapshot names them.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from sarp_cluster.errors import StorageError
+from sarp_cluster.core.posting_run import PostingRun
+from sarp_cluster.core.segment_table import SegmentTable
+from sarp_cluster.errors import CorruptRecordError, SnapshotDamagedError, StorageError
 from sarp_cluster.storage.recovery import RecoveredLog
+from sarp_cluster.storage.run_file import FIRST_SLOT, PAGE_ROWS
+from sarp_cluster.storage.snapshot import Snapshot
 from shard.namespaces import NamespaceRegistry
 from shard.state import IndexState
 
 SEGMENTS_A_READ: Final = 1_024
 
+READ: Final = 1
+"""State of a segment whose records verified."""
+
+PAGES_SAMPLED: Final = 8
+"""Pages of the segment table from each of which a segment is read again before a restored snapshot is trusted."""
+
 
 async def restore(state: IndexState, namespaces: NamespaceRegistry, log: RecoveredLog) -> None:
-    """Put an index together from a replayed log. Raises StorageError if the outcome is not what the log has."""
+    """Put an index together from a replayed log.
+
+    Raises SnapshotDamagedError if its snapshot is not what the log says, StorageError if the log is not.
+    """
     for namespace in log.namespaces:
         namespaces.restore(namespace)
     for worker in log.workers:
@@ -26,6 +40,63 @@ async def restore(state: IndexState, namespaces: NamespaceRegistry, log: Recover
             raise StorageError(f"worker {worker.instance_id!r} has index {index}, the log says {worker.number}")
         state.workers.set_generation(index, worker.generation)
         state.workers.set_seq(index, worker.seq)
+    if log.snapshot is None:
+        await _rebuild(state)
+        return
+    try:
+        _take_runs(state, log.snapshot, log.routing)
+        await _check_sample(state)
+    except (CorruptRecordError, ValueError) as error:
+        raise SnapshotDamagedError(str(error)) from error
+
+
+def _take_runs(state: IndexState, snapshot: Snapshot, routing: list[bytes]) -> None:
+    counters = snapshot.manifest.counters
+    for file in snapshot.files:
+        state.directory.attach(PostingRun.lazy(file.entry.number, file.posting_index))
+    state.directory.restore_counts(counters.registrations, counters.entries, snapshot.manifest.building)
+    state.loader.use(snapshot.files)
+    for payload in routing:
+        state.directory.apply_journal(payload)
+    state.points.due.extend(sorted(state.directory.building))
+
+
+async def _check_sample(state: IndexState) -> None:
+    """Read a few segments again and look them up: a restore that lost something must not pass for a success."""
+    table = state.table
+    pages = -(-(table.slots_end - FIRST_SLOT) // PAGE_ROWS)
+    sampled = sorted({pages * sample // PAGES_SAMPLED for sample in range(PAGES_SAMPLED)} | {pages - 1}) if pages else []
+    for page in sampled:
+        table.describe(FIRST_SLOT + page * PAGE_ROWS)  # to miss those that are not in memory, all at once
+    if state.loader.missed:
+        await state.loader.load_missed()
+    slots = [slot for page in sampled if (slot := _first_used(table, page))]
+    if table.segments and not slots:
+        raise CorruptRecordError(f"none of {table.segments} segments was found")
+    search = state.search()
+    while not search.load_segments(slots):
+        await state.loader.load_missed()
+    await state.wait_for(search.batch)
+    while True:
+        unregistered = state.points.unregistered(search.batch)
+        if not state.loader.missed:
+            break
+        await state.loader.load_missed()
+    if unregistered:
+        raise CorruptRecordError(f"segments {unregistered} are not in the routing directory")
+    if slots and all(segment["state"] != READ for segment in search.batch.describe()):
+        raise CorruptRecordError(f"none of {len(slots)} segments can be read")
+    state.idle_searches.append(search)
+
+
+def _first_used(table: SegmentTable, page: int) -> int:
+    """The first slot of a page that has a segment; 0: none has."""
+    begin = FIRST_SLOT + page * PAGE_ROWS
+    slots = range(begin, min(begin + PAGE_ROWS, table.slots_end))
+    return next((slot for slot in slots if table.describe(slot) is not None), 0)
+
+
+async def _rebuild(state: IndexState) -> None:
     registered = damaged = 0
     for slots in state.table.slots_in_use(SEGMENTS_A_READ):
         search = state.search()

@@ -18,6 +18,7 @@ from sarp_cluster.core.segment import SegmentBatch
 from sarp_cluster.core.segment_table import SegmentTable
 from sarp_cluster.core.worker_table import WorkerTable
 from sarp_cluster.storage.segment_store import SegmentStore
+from shard.loading import Loader
 
 READ_THREADS: Final = 16
 """Matches and inserts that may wait for the disk at once, one helper thread each; further ones queue."""
@@ -36,11 +37,17 @@ class IndexState:
         self.directory = RoutingDirectory(self.parameters)
         self.points = RoutingPoints(self.parameters, self.directory)
         self.table = table
+        self.loader = Loader(self.directory, table)
         self.workers = WorkerTable()
         self.answering = Answering(self.workers)
         self.readers = ThreadPoolExecutor(READ_THREADS, "sarp-read")
         self.idle_searches: deque[Search] = deque(maxlen=IDLE_MAX)
         self.idle_insertions: deque[Insertion] = deque(maxlen=IDLE_MAX)
+
+    @property
+    def table_unloaded(self) -> bool:
+        """Are there rows of the segment table that were not read yet since the store was opened?"""
+        return self.table.unloaded_pages > 0
 
     def search(self) -> Search:
         """A search to use; give it back to `idle_searches` once nothing reads into it any more."""
@@ -59,5 +66,34 @@ class IndexState:
         """Read what is left of a batch in a helper thread.
 
         When this is cancelled the thread goes on, so a cancelled caller must not give its batch back for another use.
+        The files that it reads from stay open until it is done; a read that had not begun when it was cancelled is left
+        out.
         """
-        await asyncio.get_running_loop().run_in_executor(self.readers, self.store.read_wait, batch)
+        read = _Read(self.store, batch)
+        running = asyncio.get_running_loop().run_in_executor(self.readers, read)
+        running.add_done_callback(read.end)
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            read.wanted = False
+            raise
+
+
+class _Read:
+    """A batch that a helper thread is to read."""
+
+    __slots__ = ("_batch", "_number", "_store", "wanted")
+
+    def __init__(self, store: SegmentStore, batch: SegmentBatch) -> None:
+        self._store = store
+        self._batch = batch
+        self._number = store.begin_read()
+        self.wanted = True
+
+    def __call__(self) -> None:
+        if self.wanted:
+            self._store.read_wait(self._batch)
+
+    def end(self, _: object) -> None:
+        """The thread is done with it."""
+        self._store.end_read(self._number)

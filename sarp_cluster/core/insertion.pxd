@@ -36,3 +36,4 @@ cdef class Insertion:
     cdef uint32_t new_segment(self, int window, int fork, uint32_t parent, const Location* location) except 0
     cdef uint32_t extend(self, int window, int matched, const Location* location) except 0
     cdef int choose_writes(self) except -1
+    cdef bint all_in_memory(self) noexcept

@@ -34,7 +34,7 @@ from sarp_cluster.core.segment_table cimport SegmentTable
 from sarp_cluster.core.worker_table cimport WorkerTable
 
 from sarp_cluster import limits
-from sarp_cluster.errors import CorruptRecordError, TooLargeError, UnknownPrefixError
+from sarp_cluster.errors import CorruptRecordError, InvariantViolationError, TooLargeError, UnknownPrefixError
 
 cdef int NO_CAP = 2**31 - 1
 cdef uint32_t RUNS_MAX = limits.LOCATION_RUNS_MAX
@@ -58,7 +58,7 @@ cdef class Insertion:
         self.first = first
 
     def begin(self):
-        """Search what is there. Returns how many segments of `search.batch` are to be read; 0: done."""
+        """Search what is there. Returns how many segments of `search.batch` are to be read; 0: done; -1: as Search.begin."""
         cdef int first_window = self.first // self.search.parameters.segment_blocks
         cdef int top
         self.search.reset(first_window)
@@ -67,7 +67,7 @@ cdef class Insertion:
         self.low = max(0, min(top, first_window))
         self.search.know(self.low)
         if top < 0:
-            return 0
+            return -1 if self.search.missed() else 0
         return self.settle(self.search.start(top, self.low))
 
     def resume(self):
@@ -80,7 +80,7 @@ cdef class Insertion:
             self.low -= 1
             self.search.know(self.low)
             pending = self.search.start(self.low, self.low)
-        return pending
+        return -1 if self.search.missed() else pending
 
     @property
     def unchanged(self):
@@ -111,7 +111,10 @@ cdef class Insertion:
             )
 
     def plan(self, uint32_t worker, uint32_t generation, int tier, handle):
-        """Fill `writes` with what an insert changes. Returns how many segments that are."""
+        """Fill `writes` with what an insert changes. Returns how many segments that are.
+
+        -1: rows or entries that are not in memory will be wanted; nothing is planned. Have them loaded, search again.
+        """
         cdef Location location = Location(worker, generation, tier, handle is not None, handle or 0)
         cdef int size = self.search.parameters.segment_blocks
         cdef int window = self.search.verified // size
@@ -142,10 +145,28 @@ cdef class Insertion:
         except BaseException:
             self.abort()
             raise
+        if not self.all_in_memory():
+            self.abort()
+            return -1
         return self.writes.count
 
+    cdef bint all_in_memory(self) noexcept:
+        """Will `commit` find all it looks at? Otherwise what is missing has been noted."""
+        cdef SegmentColumns* segment
+        cdef int write, count_before
+        if self.search.directory.unloaded:
+            for write in range(self.writes.count):
+                segment = &self.writes.item[write]
+                count_before = self.table.row(segment.slot).count
+                if segment.count != count_before:
+                    self.points.touch(segment.slot, segment.ids, segment.count, count_before)
+        return not self.search.missed()
+
     def plan_removal(self, uint32_t worker, uint32_t generation, int tier):
-        """Fill `writes` with what changes when the worker no longer holds [first, end of the sequence) on a tier (-1: any)."""
+        """Fill `writes` with what changes when the worker no longer holds [first, end of the sequence) on a tier (-1: any).
+
+        -1: as `plan`.
+        """
         cdef Location location = Location(worker, generation, tier, False, 0)
         cdef Home homes[HOMES_MAX]
         cdef int size = self.search.parameters.segment_blocks
@@ -160,6 +181,9 @@ cdef class Insertion:
                     homes[i].item, &location, blocks_mask(max(homes[i].begin, self.first - window * size), homes[i].end)
                 )
         self.choose_writes()
+        if self.search.missed():
+            self.abort()
+            return -1
         return self.writes.count
 
     def plan_folds(self):
@@ -343,6 +367,7 @@ cdef class Insertion:
         segment.origin_tag = 0
         segment.fork = fork
         segment.count = blocks
+        segment.count_before = 0
         segment.image_count = 0
         segment.state = READ
         segment.write = IMAGE
@@ -403,6 +428,8 @@ cdef class Insertion:
             self.table.store(segment)
             if segment.count != count_before:
                 self.points.register(segment.slot, segment.ids, segment.count, count_before)
+        if self.search.missed():
+            raise InvariantViolationError("a change was entered that wanted what is not in memory")
 
     def abort(self):
         """Give back the slots of new segments that were not written."""

@@ -76,6 +76,7 @@ cdef class Search(Query):
     cdef int conclude(self) except -1
     cdef int advance(self) except -1
     cdef int start(self, int top, int low) except -1
+    cdef bint missed(self) noexcept nogil
     cdef bint unchanged(self) noexcept nogil
     cdef int homes(self, int window, int matched, Home* homes) noexcept nogil
     cpdef load(self, bytes wire, NamespaceKey key, uint32_t namespace_id, int base_window)

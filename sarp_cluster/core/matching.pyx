@@ -64,6 +64,10 @@ cdef class Search(Query):
         self.table_version = self.table.version
         return 0
 
+    cdef bint missed(self) noexcept nogil:
+        """Did this step want rows or entries that are not in memory? Then it is void."""
+        return self.directory.missing.count != 0 or self.table.missed_count != 0
+
     cdef bint unchanged(self) noexcept nogil:
         """Is the index as it was when the search began?"""
         return self.directory_version == self.directory.version and self.table_version == self.table.version
@@ -403,8 +407,13 @@ cdef class Search(Query):
         self.batch.clear()
 
     def begin(self, bint stepwise, int homes_from=0, retrieval_max=None):
-        """Search for the longest prefix. Returns how many segments of `batch` are to be read; 0: done."""
+        """Search for the longest prefix. Returns how many segments of `batch` are to be read; 0: done.
+
+        -1: rows or entries that are not in memory were wanted (RoutingDirectory.missed, SegmentTable.missed_pages).
+        Have them loaded and begin again.
+        """
         cdef int top
+        cdef int pending = 0
         self.reset(homes_from)
         self.retrieval_max = self.parameters.retrieval_max if retrieval_max is None else retrieval_max
         if self.windows == 0:
@@ -412,24 +421,35 @@ cdef class Search(Query):
         self.know(0)
         if stepwise:
             self.stepwise = True
-            return self.start(0, 0)
-        top = self.deepest(0, self.windows - 1)
-        return self.start(top, 0) if top >= 0 else 0
+            pending = self.start(0, 0)
+        else:
+            top = self.deepest(0, self.windows - 1)
+            if top >= 0:
+                pending = self.start(top, 0)
+        return -1 if self.missed() else pending
 
     def resume(self):
         """Go on with what was read; as `begin`."""
-        return self.advance()
+        cdef int pending = self.advance()
+        return -1 if self.missed() else pending
 
     def load_segments(self, slots):
-        """List these segments for reading, outside of any query; for background work and checks."""
+        """List these segments for reading, outside of any query; for background work and checks.
+
+        False: rows that are not in memory were wanted; have them loaded and do it again.
+        """
         self.previous.clear()
         self.batch.clear()
         self.reset(0)
         for slot in slots:
             self.add(slot)
+        return not self.missed()
 
     def count_candidates(self):
-        """(candidates in the routed list, those with the largest match potential) of the deepest window."""
+        """(candidates in the routed list, those with the largest match potential) of the deepest window.
+
+        Void where entries were wanted that are not in memory (RoutingDirectory.missed).
+        """
         cdef int top
         if self.windows == 0:
             return 0, 0

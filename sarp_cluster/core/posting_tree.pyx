@@ -9,12 +9,12 @@ Invariants (checked by tree_validate, which RoutingDirectory.validate calls):
   T1  postings ascend strictly along the chain of leaves;
   T2  every posting lies within the separators above it;
   T3  counters of postings, leaves and inner nodes are exact.
-Nodes are not merged when postings go: an overlay is short-lived, the next merge into a base packs it.
+Nodes are not merged when postings go: an overlay is short-lived, the next snapshot packs it into a run.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, memmove
+from libc.string cimport memcpy, memmove, memset
 
 cdef enum:
     HEIGHT_MAX = 16            # 32 ** 16 postings and more
@@ -29,33 +29,32 @@ cdef struct Inner:
     void* child[NODE_CAPACITY]
 
 
+cdef Leaf* leaf_new() noexcept nogil:
+    """An empty leaf without neighbours, or NULL."""
+    cdef TreeLeaf* node = <TreeLeaf*>malloc(sizeof(TreeLeaf))
+    if node == NULL:
+        return NULL
+    memset(&node.leaf, 0, sizeof(Leaf))
+    node.leaf.key = node.key
+    node.leaf.high = node.high
+    node.leaf.low = node.low
+    node.leaf.slot = node.slot
+    return &node.leaf
+
+
 cdef Tree* tree_new() except NULL:
     cdef Tree* tree = <Tree*>calloc(1, sizeof(Tree))
     if tree == NULL:
         raise MemoryError("posting tree")
-    cdef Leaf* leaf = <Leaf*>malloc(sizeof(Leaf))
+    cdef Leaf* leaf = leaf_new()
     if leaf == NULL:
         free(tree)
         raise MemoryError("posting tree")
-    leaf.next = NULL
-    leaf.previous = NULL
-    leaf.count = 0
     tree.root = leaf
     tree.first = leaf
     tree.last = leaf
     tree.leaves = 1
     return tree
-
-
-cdef bint tree_free_leaves(Tree* tree, size_t limit) noexcept nogil:
-    """Free up to `limit` leaves of a tree that nobody uses any more. False when none is left."""
-    cdef Leaf* leaf
-    while limit > 0 and tree.first != NULL:
-        leaf = tree.first
-        tree.first = leaf.next
-        free(leaf)
-        limit -= 1
-    return tree.first != NULL
 
 
 cdef void free_inner(void* node, int height) noexcept nogil:
@@ -70,15 +69,22 @@ cdef void free_inner(void* node, int height) noexcept nogil:
 
 
 cdef void tree_free(Tree* tree) noexcept nogil:
-    """Free what is left of a tree: one node in 64 and more is a leaf, see tree_free_leaves for those of a large one."""
-    if tree != NULL:
-        tree_free_leaves(tree, <size_t>-1)
-        free_inner(tree.root, tree.height)
-        free(tree)
+    """Free a tree, or nothing."""
+    cdef Leaf* leaf
+    cdef Leaf* following
+    if tree == NULL:
+        return
+    leaf = tree.first
+    while leaf != NULL:
+        following = leaf.next
+        free(leaf)
+        leaf = following
+    free_inner(tree.root, tree.height)
+    free(tree)
 
 
 cdef size_t tree_bytes(const Tree* tree) noexcept nogil:
-    return sizeof(Tree) + tree.leaves * sizeof(Leaf) + tree.inners * sizeof(Inner)
+    return sizeof(Tree) + tree.leaves * sizeof(TreeLeaf) + tree.inners * sizeof(Inner)
 
 
 cdef inline int leaf_lower_bound(const Leaf* leaf, uint64_t key, uint64_t high, uint64_t low, uint32_t slot) noexcept nogil:
@@ -166,7 +172,7 @@ cdef inline void leaf_put(Leaf* leaf, int index, const Posting* posting) noexcep
 
 cdef Leaf* leaf_split(Tree* tree, Leaf* leaf, int keep) except NULL nogil:
     """Move the postings from `keep` on to a new right neighbour."""
-    cdef Leaf* right = <Leaf*>malloc(sizeof(Leaf))
+    cdef Leaf* right = leaf_new()
     cdef int moved = leaf.count - keep
     if right == NULL:
         with gil:

@@ -18,7 +18,8 @@ from sarp_cluster.core.posting_tree cimport Posting
 from sarp_cluster.core.routing_directory cimport BUILDING, PUBLISHED
 from sarp_cluster.core.routing_points cimport RoutingPoints
 from sarp_cluster.core.segment cimport READ, SegmentBatch, SegmentColumns
-from sarp_cluster.core.segment_table cimport SegmentRow, SegmentTable
+from sarp_cluster.core.segment_row cimport SegmentRow
+from sarp_cluster.core.segment_table cimport SegmentTable
 
 from sarp_cluster.limits import BACKFILL_SEGMENTS_A_STEP
 
@@ -40,7 +41,10 @@ cdef class Backfill:
         free(self.listed)
 
     def next_segments(self, SegmentTable table, SegmentBatch batch, int limit):
-        """Put into `batch` the next segments to be read, at most `limit`. False when the list is at its end."""
+        """Put into `batch` the next segments to be read, at most `limit`. False when the list is at its end.
+
+        Void where rows or entries were wanted that are not in memory: have them loaded and ask again.
+        """
         cdef int target = self.points.successor(self.point, self.kind)
         cdef size_t found, i
         cdef int item
@@ -59,6 +63,16 @@ cdef class Backfill:
                 item = batch.append()
                 table.load(self.listed[i].slot, &batch.item[item])
         return True
+
+    def in_memory(self, SegmentBatch batch):
+        """Will `register_batch` or `publish` find all it looks at? Otherwise have what was missed loaded and ask again."""
+        cdef int i
+        if self.points.directory.unloaded:
+            self.points.directory.state(self.key, self.point)
+            for i in range(batch.count):
+                if batch.item[i].state == READ:
+                    self.points.touch(batch.item[i].slot, batch.item[i].ids, batch.item[i].count, 0)
+        return not self.points.directory.missing.count
 
     def register_batch(self, SegmentTable table, SegmentBatch batch):
         """Register the segments that were read at the point behind. Returns how many could not be read.

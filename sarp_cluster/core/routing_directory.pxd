@@ -1,10 +1,10 @@
 from libc.stdint cimport uint32_t, uint64_t
 
+from sarp_cluster.core.directory_levels cimport LEVELS_MAX, DirectoryLevels
 from sarp_cluster.core.parameters cimport Parameters
-from sarp_cluster.core.posting_tree cimport Cursor, Posting, Tree
+from sarp_cluster.core.posting_tree cimport Cursor, Posting
 
 cdef enum:
-    LEVELS_MAX = 3
     STATE_BITS = 6             # of a header's slot; the bits above them are its point
 
 # What an entry knows of the points behind it: two bits each.
@@ -19,6 +19,7 @@ cdef enum:
 
 cdef struct CandidateWalk:
     int levels
+    int listed                   # bit i: level i has records of the list
     uint64_t key
     uint64_t high
     uint64_t low
@@ -28,29 +29,29 @@ cdef struct CandidateWalk:
     int right_equal[LEVELS_MAX]
 
 
-cdef class RoutingDirectory:
-    cdef Tree* level[LEVELS_MAX]  # newest first: overlay, the overlay being merged, base
-    cdef int levels
-    cdef Tree* merged             # the base being built
-    cdef Tree* retired[LEVELS_MAX]  # levels that a merge replaced, freed little by little
-    cdef int retired_count
-    cdef Cursor merge_newer
-    cdef Cursor merge_older
+cdef class RoutingDirectory(DirectoryLevels):
     cdef readonly size_t registrations
     cdef readonly size_t entries
-    cdef readonly size_t version
+    cdef readonly set building    # (key, point, kind) of what is being built
     cdef Parameters parameters
+    cdef public bint journaling
+    cdef Posting* journal         # changes since they were last taken
+    cdef size_t journal_count
+    cdef size_t journal_capacity
+    cdef long journal_registrations
+    cdef long journal_entries
 
-    cdef bint live_below(self, int level, const Posting* posting) noexcept nogil
-    cdef bint shadowed(self, int level, const Posting* posting) noexcept nogil
     cdef int add(self, const Posting* posting) except -1 nogil
     cdef int discard(self, const Posting* posting) except -1 nogil
+    cdef int note(self, const Posting* posting, int registrations, int entries) except -1 nogil
+    cdef int put_header(self, const Posting* header) except -1 nogil
+    cdef int note_building(self, const Posting* header) except -1
     cdef bint probe(self, uint64_t key, int point, int* state) noexcept nogil
     cdef int state(self, uint64_t key, int point) noexcept nogil
-    cdef int set_state(self, uint64_t key, int point, int state) except -1 nogil
+    cdef int set_state(self, uint64_t key, int point, int state) except -1
     cdef size_t count_up_to(self, uint64_t key, size_t limit) noexcept nogil
     cdef size_t slots_after(self, const Posting* after, Posting* out, size_t limit) noexcept nogil
+    cdef void touch(self, const Posting* posting) noexcept nogil
     cdef void walk_begin(self, CandidateWalk* walk, uint64_t key, uint64_t high, uint64_t low) noexcept nogil
     cdef int walk_next(self, CandidateWalk* walk, uint32_t* slot) noexcept nogil
     cdef int equal_at(self, const CandidateWalk* walk, Cursor cursor) noexcept nogil
-    cdef void finish_merge(self) noexcept

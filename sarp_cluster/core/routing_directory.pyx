@@ -3,10 +3,10 @@
 
 Held in memory and never authoritative about block contents: a wrong entry may cost a segment read, never a wrong match.
 
-Two levels. A small mutable *overlay* takes every change; an immutable *base* holds the rest, packed. While the overlay is
-merged into a new base it is frozen and a fresh one lies on top, so that the merge runs in small steps between requests.
-A level records additions, and removals (the REMOVED mark) of what a lower level holds; the newest record of a posting
-decides. The overlay is probed first.
+It is kept in levels (directory_levels): an overlay that takes every change, over immutable runs that need not be in memory.
+
+Each change is *journaled* for the log: a recovered index lays the changes since its newest snapshot into its overlay without
+looking at the runs.
 
 A posting list is a range of each level (see posting_tree). It may begin with *headers* (slot < FIRST_SLOT), one a routing
 point: the point, and the state of the points behind it (absent, being built, published). Entries at a point are reached only
@@ -14,20 +14,22 @@ through the published state of the point before it. So entries are built in plac
 one store (paper §4.2, §4.4: atomically), however long the list. (A key stands for one point but where keys collide; a header
 names its point so that colliding lists do not take one another's state.)
 
-Invariants (checked by validate()):
-  D1  in each level, postings ascend (T1 to T3 of posting_tree);
-  D2  a removal in a level has its posting live below; an addition does not;
+Invariants (checked by validate(), after D1 and D2 of directory_levels):
   D3  registrations and entries are exact: live postings, and keys that have one.
 Completeness of entries (the invariant of design §4) is checked where segments can be read: shard.validation.
 """
 
-from libc.stdint cimport uint32_t, uint64_t
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy
 
 from sarp_cluster.core.candidate_filter cimport equal_fields
+from sarp_cluster.core.directory_levels cimport LEVELS_MAX, DirectoryLevels
 from sarp_cluster.core.parameters cimport SarpParameters
+from sarp_cluster.core.posting_run cimport level_begin, level_last, level_seek
 from sarp_cluster.core.posting_tree cimport (
     FIRST_SLOT,
-    NODE_CAPACITY,
     REMOVED,
     Cursor,
     Posting,
@@ -35,94 +37,164 @@ from sarp_cluster.core.posting_tree cimport (
     cursor_next,
     cursor_posting,
     cursor_previous,
-    tree_bytes,
     tree_erase,
-    tree_fault,
     tree_find,
-    tree_free,
-    tree_free_leaves,
     tree_insert,
-    tree_new,
     tree_seek,
 )
+from sarp_cluster.core.run_merge cimport merged_next
 
 from sarp_cluster.errors import InvariantViolationError
 
+cdef enum:
+    JOURNAL_PAYLOAD_POSTINGS = 8192    # of one ROUTING record
+    PACKED_BYTES = 28
 
-cdef class RoutingDirectory:
+cdef packed struct JournalHeader:      # payload of a ROUTING record, before its postings (docs/formats.md)
+    uint32_t count
+    int32_t registrations
+    int32_t entries
+    uint32_t zero
+
+cdef packed struct PackedPosting:
+    uint64_t key
+    uint64_t high
+    uint64_t low
+    uint32_t slot
+
+
+cdef class RoutingDirectory(DirectoryLevels):
     """All routing entries of one index. Owned by one thread."""
 
     def __cinit__(self, SarpParameters parameters):
         self.parameters = parameters.c
-        self.level[0] = tree_new()
-        self.levels = 1
-        self.merged = NULL
+        self.building = set()
 
     def __dealloc__(self):
-        cdef int i
-        for i in range(self.levels):
-            tree_free(self.level[i])
-        for i in range(self.retired_count):
-            tree_free(self.retired[i])
-        tree_free(self.merged)
+        free(self.journal)
 
     # --- single postings -------------------------------------------------------------------------------------------
 
-    cdef bint live_below(self, int level, const Posting* posting) noexcept nogil:
-        """Is the posting live in the levels older than `level`?"""
-        cdef int i
-        cdef Cursor found
-        for i in range(level + 1, self.levels):
-            found = tree_find(self.level[i], posting)
-            if found.leaf != NULL:
-                return not found.leaf.slot[found.index] & REMOVED
-        return False
-
-    cdef bint shadowed(self, int level, const Posting* posting) noexcept nogil:
-        """Does a level newer than `level` record the same posting?"""
-        cdef int i
-        for i in range(level):
-            if tree_find(self.level[i], posting).leaf != NULL:
-                return True
-        return False
-
     cdef int add(self, const Posting* posting) except -1 nogil:
         """Register a posting. 0 if it was registered already."""
-        cdef Cursor found = tree_find(self.level[0], posting)
+        cdef Cursor found = tree_find(self.level[0].tree, posting)
         cdef bint new_entry
+        cdef bint below
         if found.leaf != NULL and not found.leaf.slot[found.index] & REMOVED:
             return 0
-        if found.leaf == NULL and self.live_below(0, posting):
+        below = self.live_below(0, posting)
+        if found.leaf == NULL and below:
             return 0
         new_entry = self.count_up_to(posting.key, 1) == 0
-        if found.leaf != NULL:
-            tree_erase(self.level[0], posting)  # the removal; the posting below shows again
+        if found.leaf != NULL and below:
+            tree_erase(self.level[0].tree, posting)  # the removal; the posting below shows again
         else:
-            tree_insert(self.level[0], posting)
-        self.registrations += 1
-        self.entries += new_entry
-        self.version += 1
+            tree_insert(self.level[0].tree, posting)
+        self.note(posting, 1, new_entry)
         return 1
 
     cdef int discard(self, const Posting* posting) except -1 nogil:
         """Take a posting out. 0 if it was not registered."""
-        cdef Cursor found = tree_find(self.level[0], posting)
-        cdef Posting removal
-        if found.leaf != NULL:
-            if found.leaf.slot[found.index] & REMOVED:
-                return 0
-            tree_erase(self.level[0], posting)
-        elif self.live_below(0, posting):
-            removal = posting[0]
-            removal.slot |= REMOVED
-            tree_insert(self.level[0], &removal)
+        cdef Cursor found = tree_find(self.level[0].tree, posting)
+        cdef Posting removal = posting[0]
+        removal.slot |= REMOVED
+        if found.leaf != NULL and found.leaf.slot[found.index] & REMOVED:
+            return 0
+        if self.live_below(0, posting):
+            tree_insert(self.level[0].tree, &removal)
+        elif found.leaf != NULL:
+            tree_erase(self.level[0].tree, posting)
         else:
             return 0
-        self.registrations -= 1
-        self.version += 1
-        if self.count_up_to(posting.key, 1) == 0:
-            self.entries -= 1
+        self.note(&removal, -1, -<int>(self.count_up_to(posting.key, 1) == 0))
         return 1
+
+    cdef void touch(self, const Posting* posting) noexcept nogil:
+        """Look where a change of this posting will look, so that chunks which are not in memory are noted first."""
+        cdef int i
+        for i in range(1, self.levels):
+            level_seek(&self.level[i], posting.key, posting.high, posting.low, posting.slot)
+
+    # --- the journal -------------------------------------------------------------------------------------------------
+
+    cdef int note(self, const Posting* posting, int registrations, int entries) except -1 nogil:
+        """Count a change, and journal it."""
+        cdef void* memory
+        cdef size_t capacity
+        self.registrations += registrations
+        self.entries += entries
+        self.version += 1
+        if not self.journaling:
+            return 0
+        if self.journal_count == self.journal_capacity:
+            capacity = max(<size_t>256, 2 * self.journal_capacity)
+            memory = realloc(self.journal, capacity * sizeof(Posting))
+            if memory == NULL:
+                with gil:
+                    raise MemoryError("routing journal")
+            self.journal = <Posting*>memory
+            self.journal_capacity = capacity
+        self.journal[self.journal_count] = posting[0]
+        self.journal_count += 1
+        self.journal_registrations += registrations
+        self.journal_entries += entries
+        return 0
+
+    def take_journal(self):
+        """The changes since the last call, as payloads of ROUTING records; what `apply_journal` takes."""
+        cdef list payloads = []
+        cdef bytes payload
+        cdef JournalHeader* header
+        cdef PackedPosting* packed
+        cdef size_t begin = 0
+        cdef size_t count, i
+        while begin < self.journal_count:
+            count = min(self.journal_count - begin, <size_t>JOURNAL_PAYLOAD_POSTINGS)
+            payload = PyBytes_FromStringAndSize(NULL, sizeof(JournalHeader) + count * PACKED_BYTES)
+            header = <JournalHeader*>PyBytes_AS_STRING(payload)
+            # The last one carries what all change together: they are applied together.
+            header[0] = JournalHeader(<uint32_t>count, 0, 0, 0)
+            if begin + count == self.journal_count:
+                header.registrations = <int32_t>self.journal_registrations
+                header.entries = <int32_t>self.journal_entries
+            packed = <PackedPosting*>(header + 1)
+            for i in range(count):
+                packed[i] = PackedPosting(
+                    self.journal[begin + i].key, self.journal[begin + i].high, self.journal[begin + i].low,
+                    self.journal[begin + i].slot,
+                )
+            payloads.append(payload)
+            begin += count
+        self.journal_count = 0
+        self.journal_registrations = 0
+        self.journal_entries = 0
+        return payloads
+
+    def apply_journal(self, const uint8_t[::1] payload):
+        """Lay journaled changes into the overlay without looking at older levels. Raises ValueError for a wrong length."""
+        cdef JournalHeader header
+        cdef PackedPosting packed
+        cdef Posting posting
+        cdef size_t i
+        cdef const uint8_t* at
+        if payload.shape[0] < sizeof(JournalHeader):
+            raise ValueError("a record of routing changes is too short")
+        memcpy(&header, &payload[0], sizeof(JournalHeader))
+        if payload.shape[0] != sizeof(JournalHeader) + <size_t>header.count * PACKED_BYTES:
+            raise ValueError("a record of routing changes has a wrong length")
+        at = &payload[0] + sizeof(JournalHeader)
+        for i in range(header.count):
+            memcpy(&packed, at, PACKED_BYTES)
+            at += PACKED_BYTES
+            posting = Posting(packed.key, packed.high, packed.low, packed.slot)
+            if posting.slot < FIRST_SLOT:
+                self.put_header(&posting)
+                self.note_building(&posting)
+            else:
+                tree_insert(self.level[0].tree, &posting)
+        self.registrations += header.registrations
+        self.entries += header.entries
+        self.version += 1
 
     # --- entries ---------------------------------------------------------------------------------------------------
 
@@ -131,12 +203,12 @@ cdef class RoutingDirectory:
         cdef int i
         cdef bint found = False
         cdef bint stated = False
-        cdef bint recorded = False  # a newer level has records of this list, which may be removals
+        cdef int listed = 0  # bits of the newer levels that have records of this list, which may be removals
         cdef Cursor cursor
         cdef Posting posting
         state[0] = 0
         for i in range(self.levels):
-            cursor = tree_seek(self.level[i], key, 0, 0, <uint32_t>point << STATE_BITS)
+            cursor = level_seek(&self.level[i], key, 0, 0, <uint32_t>point << STATE_BITS)
             while cursor.leaf != NULL and cursor.leaf.key[cursor.index] == key and (
                 cursor.leaf.slot[cursor.index] < FIRST_SLOT
             ):
@@ -147,8 +219,8 @@ cdef class RoutingDirectory:
             while not found and cursor.leaf != NULL and cursor.leaf.key[cursor.index] == key:
                 if not cursor.leaf.slot[cursor.index] & REMOVED:
                     cursor_posting(cursor, &posting)
-                    found = not recorded or not self.shadowed(i, &posting)
-                recorded = True
+                    found = not listed or not self.shadowed(i, listed, &posting)
+                listed |= 1 << i
                 cursor_next(&cursor)
             if found and stated:
                 break
@@ -160,39 +232,52 @@ cdef class RoutingDirectory:
         self.probe(key, point, &state)
         return state
 
-    cdef int set_state(self, uint64_t key, int point, int state) except -1 nogil:
+    cdef int set_state(self, uint64_t key, int point, int state) except -1:
         """Change the state of the points behind this one."""
-        cdef uint32_t slot = <uint32_t>point << STATE_BITS
-        cdef Cursor cursor = tree_seek(self.level[0], key, 0, 0, slot)
-        cdef Posting header
-        self.version += 1
-        if cursor.leaf != NULL and cursor.leaf.key[cursor.index] == key and (
+        cdef Posting header = Posting(key, 0, 0, <uint32_t>point << STATE_BITS | <uint32_t>state)
+        self.put_header(&header)
+        self.note_building(&header)
+        return self.note(&header, 0, 0)
+
+    cdef int put_header(self, const Posting* header) except -1 nogil:
+        cdef uint32_t slot = header.slot & ~<uint32_t>((1 << STATE_BITS) - 1)
+        cdef Cursor cursor = tree_seek(self.level[0].tree, header.key, 0, 0, slot)
+        if cursor.leaf != NULL and cursor.leaf.key[cursor.index] == header.key and (
             slot <= cursor.leaf.slot[cursor.index] < slot + (1 << STATE_BITS)
         ):
-            cursor.leaf.slot[cursor.index] = slot | state
+            cursor.leaf.slot[cursor.index] = header.slot
             return 0
-        header = Posting(key, 0, 0, slot | state)
-        tree_insert(self.level[0], &header)
+        tree_insert(self.level[0].tree, header)
+        return 0
+
+    cdef int note_building(self, const Posting* header) except -1:
+        """Keep account of which points are being built, so that a restart finds their back-fills again."""
+        cdef int kind
+        for kind in (NEXT, MIDPOINT, LAST_BLOCK):
+            if (header.slot >> kind) & 3 == BUILDING:
+                self.building.add((header.key, header.slot >> STATE_BITS, kind))
+            elif self.building:
+                self.building.discard((header.key, header.slot >> STATE_BITS, kind))
         return 0
 
     cdef size_t count_up_to(self, uint64_t key, size_t limit) noexcept nogil:
         """Live postings of a list, counted no further than `limit`."""
         cdef size_t count = 0
         cdef int i
-        cdef bint removals = False  # only removals shadow what is live below (D2)
-        cdef Cursor cursor
+        cdef int listed = 0
+        cdef Cursor cursor[LEVELS_MAX]
         cdef Posting posting
         for i in range(self.levels):
-            cursor = tree_seek(self.level[i], key, 0, 0, FIRST_SLOT)
-            while count < limit and cursor.leaf != NULL and cursor.leaf.key[cursor.index] == key:
-                if cursor.leaf.slot[cursor.index] & REMOVED:
-                    removals = True
-                elif removals and i > 0:
-                    cursor_posting(cursor, &posting)
-                    count += not self.shadowed(i, &posting)
-                else:
-                    count += 1
-                cursor_next(&cursor)
+            cursor[listed] = level_seek(&self.level[i], key, 0, 0, FIRST_SLOT)
+            if cursor[listed].leaf != NULL and cursor[listed].leaf.key[cursor[listed].index] == key:
+                listed += 1
+        if listed == 1:  # nothing shadows anything
+            while count < limit and cursor[0].leaf != NULL and cursor[0].leaf.key[cursor[0].index] == key:
+                count += not cursor[0].leaf.slot[cursor[0].index] & REMOVED
+                cursor_next(&cursor[0])
+            return count
+        while count < limit and merged_next(cursor, listed, &posting) and posting.key == key:
+            count += not posting.slot & REMOVED
         return count
 
     cdef size_t slots_after(self, const Posting* after, Posting* out, size_t limit) noexcept nogil:
@@ -203,35 +288,15 @@ cdef class RoutingDirectory:
         cdef size_t count = 0
         cdef int i
         cdef Cursor cursor[LEVELS_MAX]
-        cdef Posting least, posting
-        cdef int chosen
+        cdef Posting posting
         for i in range(self.levels):
-            cursor[i] = tree_seek(
-                self.level[i], after.key, after.high, after.low, FIRST_SLOT if after.slot < FIRST_SLOT else after.slot + 1
+            cursor[i] = level_seek(
+                &self.level[i], after.key, after.high, after.low,
+                FIRST_SLOT if after.slot < FIRST_SLOT else after.slot + 1,
             )
-        while count < limit:
-            chosen = -1
-            for i in range(self.levels):
-                if cursor[i].leaf == NULL or cursor[i].leaf.key[cursor[i].index] != after.key:
-                    continue
-                cursor_posting(cursor[i], &posting)
-                if chosen < 0 or compare_postings(posting.key, posting.high, posting.low, posting.slot,
-                                                  least.key, least.high, least.low, least.slot) < 0:
-                    least = posting
-                    chosen = i
-            if chosen < 0:
-                break
-            # Older records of the same posting lose against the newest.
-            for i in range(self.levels):
-                if i != chosen and cursor[i].leaf != NULL and compare_postings(
-                    cursor[i].leaf.key[cursor[i].index], cursor[i].leaf.high[cursor[i].index],
-                    cursor[i].leaf.low[cursor[i].index], cursor[i].leaf.slot[cursor[i].index],
-                    least.key, least.high, least.low, least.slot,
-                ) == 0:
-                    cursor_next(&cursor[i])
-            cursor_next(&cursor[chosen])
-            if least.slot >= FIRST_SLOT and not least.slot & REMOVED:
-                out[count] = least
+        while count < limit and merged_next(cursor, self.levels, &posting) and posting.key == after.key:
+            if posting.slot >= FIRST_SLOT and not posting.slot & REMOVED:
+                out[count] = posting
                 count += 1
         return count
 
@@ -250,16 +315,20 @@ cdef class RoutingDirectory:
         walk.key = key
         walk.high = high
         walk.low = low
+        walk.listed = 0
         for i in range(self.levels):
-            cursor = tree_seek(self.level[i], key, high, low, FIRST_SLOT)
+            cursor = level_seek(&self.level[i], key, high, low, FIRST_SLOT)
             walk.right[i] = cursor
             walk.right_equal[i] = self.equal_at(walk, cursor)
             if cursor.leaf == NULL:
-                cursor.leaf = self.level[i].last
-                cursor.index = cursor.leaf.count
-            cursor_previous(&cursor)
+                cursor.leaf = level_last(&self.level[i])
+                if cursor.leaf != NULL:
+                    cursor.index = cursor.leaf.count
+            if cursor.leaf != NULL:
+                cursor_previous(&cursor)
             walk.left[i] = cursor
             walk.left_equal[i] = self.equal_at(walk, cursor)
+            walk.listed |= (walk.left_equal[i] >= 0 or walk.right_equal[i] >= 0) << i
 
     cdef int equal_at(self, const CandidateWalk* walk, Cursor cursor) noexcept nogil:
         if cursor.leaf == NULL or cursor.leaf.key[cursor.index] != walk.key or cursor.leaf.slot[cursor.index] < FIRST_SLOT:
@@ -296,115 +365,21 @@ cdef class RoutingDirectory:
                 cursor_posting(walk.right[best_level], &posting)
                 cursor_next(&walk.right[best_level])
                 walk.right_equal[best_level] = self.equal_at(walk, walk.right[best_level])
-            if posting.slot & REMOVED or (best_level > 0 and self.shadowed(best_level, &posting)):
+            if posting.slot & REMOVED or self.shadowed(best_level, walk.listed, &posting):
                 continue
             slot[0] = posting.slot
             return best
 
-    # --- merging the overlay into a new base -------------------------------------------------------------------------
-
-    @property
-    def overlay_postings(self):
-        """Records in the overlay."""
-        return self.level[0].postings
-
-    @property
-    def base_postings(self):
-        """Records in the base."""
-        return self.level[self.levels - 1].postings if self.levels > 1 else 0
-
-    @property
-    def merging(self):
-        """True while the overlay is being merged, or what the last merge replaced is being freed."""
-        return self.merged != NULL or self.retired_count > 0
+    def restore_counts(self, size_t registrations, size_t entries, building):
+        """What a snapshot says about the runs that were attached."""
+        self.registrations = registrations
+        self.entries = entries
+        self.building.update(building)
 
     @property
     def resident_bytes(self):
-        """Bytes of all levels."""
-        cdef size_t total = 0 if self.merged == NULL else tree_bytes(self.merged)
-        cdef int i
-        for i in range(self.retired_count):
-            total += tree_bytes(self.retired[i])
-        for i in range(self.levels):
-            total += tree_bytes(self.level[i])
-        return total
-
-    def begin_merge(self):
-        """Freeze the overlay and lay a fresh one on top."""
-        cdef int i
-        if self.merging:
-            return
-        fresh = tree_new()
-        self.merged = tree_new()
-        for i in range(self.levels, 0, -1):
-            self.level[i] = self.level[i - 1]
-        self.level[0] = fresh
-        self.levels += 1
-        self.version += 1  # walks in progress number their levels
-        self.merge_newer = Cursor(self.level[1].first, -1)
-        cursor_next(&self.merge_newer)
-        self.merge_older = Cursor(NULL, 0)
-        if self.levels == 3:
-            self.merge_older = Cursor(self.level[2].first, -1)
-            cursor_next(&self.merge_older)
-
-    def merge_step(self, size_t limit):
-        """Move up to `limit` records into the new base, make it the base, free what it replaced. False when all is done."""
-        cdef size_t moved = 0
-        cdef Posting newer, older
-        cdef int order
-        cdef bint ended = False
-        if self.merged == NULL:
-            if self.retired_count and not tree_free_leaves(
-                self.retired[self.retired_count - 1], max(<size_t>1, limit // NODE_CAPACITY)
-            ):
-                self.retired_count -= 1
-                tree_free(self.retired[self.retired_count])
-            return self.retired_count > 0
-        with nogil:
-            while moved < limit:
-                moved += 1
-                if self.merge_newer.leaf == NULL and self.merge_older.leaf == NULL:
-                    ended = True
-                    break
-                if self.merge_newer.leaf == NULL:
-                    order = 1
-                elif self.merge_older.leaf == NULL:
-                    order = -1
-                else:
-                    cursor_posting(self.merge_newer, &newer)
-                    cursor_posting(self.merge_older, &older)
-                    if newer.key == older.key and newer.slot < FIRST_SLOT and older.slot < FIRST_SLOT and (
-                        newer.slot >> STATE_BITS == older.slot >> STATE_BITS
-                    ):
-                        order = 0  # two headers of one list and point: the newer state holds
-                    else:
-                        order = compare_postings(newer.key, newer.high, newer.low, newer.slot,
-                                                 older.key, older.high, older.low, older.slot)
-                if order > 0:
-                    cursor_posting(self.merge_older, &older)
-                    tree_insert(self.merged, &older)
-                    cursor_next(&self.merge_older)
-                    continue
-                cursor_posting(self.merge_newer, &newer)
-                cursor_next(&self.merge_newer)
-                if order == 0:
-                    cursor_next(&self.merge_older)
-                if not newer.slot & REMOVED:
-                    tree_insert(self.merged, &newer)
-        if ended:
-            self.finish_merge()
-        return True
-
-    cdef void finish_merge(self) noexcept:
-        cdef int i
-        for i in range(1, self.levels):
-            self.retired[self.retired_count] = self.level[i]
-            self.retired_count += 1
-        self.level[1] = self.merged
-        self.levels = 2
-        self.merged = NULL
-        self.version += 1
+        """Bytes of all levels and of the journal."""
+        return self.level_bytes() + self.journal_capacity * sizeof(Posting)
 
     # --- checks ------------------------------------------------------------------------------------------------------
 
@@ -415,8 +390,7 @@ cdef class RoutingDirectory:
         cdef Posting posting
         found = {}
         for i in range(self.levels - 1, -1, -1):
-            cursor = Cursor(self.level[i].first, -1)
-            cursor_next(&cursor)
+            cursor = level_begin(&self.level[i])
             while cursor.leaf != NULL:
                 cursor_posting(cursor, &posting)
                 if posting.slot < FIRST_SLOT:
@@ -430,21 +404,8 @@ cdef class RoutingDirectory:
         return sorted(found.values())
 
     def validate(self):
-        """Raise InvariantViolationError for the first violated invariant."""
-        cdef int i
-        cdef Cursor cursor
-        cdef Posting posting
-        for i in range(self.levels):
-            fault = tree_fault(self.level[i])
-            if fault is not None:
-                raise InvariantViolationError(f"D1 in level {i}: {fault}")
-            cursor = Cursor(self.level[i].first, -1)
-            cursor_next(&cursor)
-            while cursor.leaf != NULL:
-                cursor_posting(cursor, &posting)
-                if posting.slot >= FIRST_SLOT and bool(posting.slot & REMOVED) != self.live_below(i, &posting):
-                    raise InvariantViolationError(f"D2 in level {i}: key {posting.key:#x}, slot {posting.slot:#x}")
-                cursor_next(&cursor)
+        """Raise InvariantViolationError for the first violated invariant. All chunks have to be in memory."""
+        self.validate_levels()
         live = [record for record in self.postings() if record[3] >= FIRST_SLOT]
         keys = {record[0] for record in live}
         if len(live) != self.registrations or len(keys) != self.entries:

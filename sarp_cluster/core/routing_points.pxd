@@ -12,6 +12,7 @@ cdef class RoutingPoints:
     cdef int route(self, const uint64_t* ids, int count, uint64_t* key) noexcept nogil
     cdef int successor(self, int point, int kind) noexcept nogil
     cdef tuple count_candidates(self, const uint64_t* ids, int count)
+    cdef void touch(self, uint32_t slot, const uint64_t* ids, int count, int count_before) noexcept nogil
     cdef bint registered(self, const uint64_t* ids, int point) noexcept nogil
     cdef int register(self, uint32_t slot, const uint64_t* ids, int count, int count_before) except -1
     cdef int withdraw_at(self, uint32_t slot, const uint64_t* ids, int count, int count_before, int point) except -1

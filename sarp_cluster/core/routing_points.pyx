@@ -39,6 +39,9 @@ from sarp_cluster.core.routing_directory cimport (
     RoutingDirectory,
 )
 
+cdef enum:
+    TOUCH_MARGIN = 64          # a list may change by a few postings between touching and registering
+
 
 cdef class RoutingPoints:
     """Registers segments in a directory and routes queries through it. `due` collects the back-fills that became due:
@@ -144,6 +147,50 @@ cdef class RoutingPoints:
         if count_before:
             self.withdraw_at(slot, ids, count, count_before, 0)
         return self.register_at(slot, ids, count, 0)
+
+    cdef void touch(self, uint32_t slot, const uint64_t* ids, int count, int count_before) noexcept nogil:
+        """Look wherever registering this segment may look, so that chunks which are not in memory are noted first.
+
+        All points are looked at, whatever the state of those before them: that may change meanwhile.
+        """
+        cdef Posting posting
+        cdef int point, state
+        cdef int interval = self.parameters.interval
+        cdef int last = self.parameters.segment_blocks - 1
+        cdef size_t limit = TOUCH_MARGIN
+        if self.parameters.refinement_threshold < INT_MAX:
+            limit += self.parameters.refinement_threshold
+        if self.parameters.prune and self.parameters.pruning_threshold > self.parameters.refinement_threshold:
+            limit += self.parameters.pruning_threshold
+        posting.slot = slot
+        for point in range(count):
+            if point % (interval // 2 if interval > 1 else 1) and point != last:
+                continue
+            posting.key = ids[point] & self.parameters.key_mask
+            self.directory.probe(posting.key, point, &state)
+            self.directory.count_up_to(posting.key, limit)
+            make_filter(&self.parameters, ids, count, point, &posting.high, &posting.low)
+            self.directory.touch(&posting)
+            if point < count_before:
+                make_filter(&self.parameters, ids, count_before, point, &posting.high, &posting.low)
+                self.directory.touch(&posting)
+
+    def unregistered(self, SegmentBatch batch):
+        """Slots of segments that were read and are not registered at their first block.
+
+        Void where entries were wanted that are not in memory: have them loaded and ask again.
+        """
+        cdef Posting posting
+        cdef int item
+        found = []
+        for item in range(batch.count):
+            if batch.item[item].state == READ:
+                posting.key = batch.item[item].ids[0] & self.parameters.key_mask
+                posting.slot = batch.item[item].slot
+                make_filter(&self.parameters, batch.item[item].ids, batch.item[item].count, 0, &posting.high, &posting.low)
+                if not self.directory.live_below(-1, &posting):
+                    found.append(posting.slot)
+        return found
 
     def register_batch(self, SegmentBatch batch):
         """Register segments that were read; for recovery. Returns how many could not be read and are left out."""

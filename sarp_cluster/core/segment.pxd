@@ -34,6 +34,7 @@ cdef struct SegmentColumns:
     uint16_t origin_tag
     uint8_t fork
     uint8_t count              # blocks
+    uint8_t count_before       # blocks the table has: where `count` is to change, or 0 in a new segment
     # what the records say
     uint8_t image_count        # blocks in the image; the delta holds the rest
     uint8_t state

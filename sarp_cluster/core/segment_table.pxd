@@ -1,28 +1,18 @@
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t
 
+from sarp_cluster.core.changed_rows cimport ChangedRows
 from sarp_cluster.core.posting_tree cimport FIRST_SLOT
+from sarp_cluster.core.row_patches cimport RowPatches
 from sarp_cluster.core.segment cimport SegmentColumns
+from sarp_cluster.core.segment_row cimport PAGE_ROWS, SegmentRow
 
 cdef enum:
-    PAGE_ROWS = 1024
-
-
-cdef struct SegmentRow:        # 40 bytes
-    uint64_t image             # where the image stands (segment.pack_place)
-    uint64_t delta             # where the delta stands; 0: none
-    uint32_t parent
-    uint32_t origin
-    uint32_t children          # segments whose parent or origin this is
-    uint32_t namespace_id
-    uint16_t window
-    uint16_t tag
-    uint8_t fork
-    uint8_t count              # blocks; 0: the slot is free
-    uint16_t reserved
+    MISSED_MAX = 64            # pages that are noted as missed until clear_missed
 
 
 cdef class SegmentTable:
-    cdef SegmentRow** page
+    cdef SegmentRow** page     # of `pages`; `nothing` where a page is not loaded
+    cdef SegmentRow* nothing   # the shared page of zero rows, read-only
     cdef size_t pages
     cdef size_t page_capacity
     cdef uint32_t next_slot
@@ -35,15 +25,41 @@ cdef class SegmentTable:
     cdef readonly size_t deltas
     cdef readonly size_t version
 
+    cdef readonly size_t unloaded_pages
+    cdef size_t lazy_pages     # pages that once were unloaded: 0 .. lazy_pages-1
+    cdef uint32_t missed[MISSED_MAX]
+    cdef readonly int missed_count
+    cdef bint replaying        # from begin_lazy until finish_replay: no free slots are known
+    cdef RowPatches patches
+    cdef ChangedRows changes
+
     cdef uint32_t allocate(self) except 0
     cdef void release(self, uint32_t slot) noexcept
-    cdef void store(self, const SegmentColumns* columns) noexcept nogil
+    cdef int store(self, const SegmentColumns* columns) except -1
     cdef int remove(self, uint32_t slot) except -1
     cdef int add_page(self) except -1
+    cdef int reserve_pages(self, size_t pages) except -1
     cdef bint restore(self, const SegmentColumns* columns) except -1
+    cdef bint may_be_next(self, uint32_t slot) noexcept
+    cdef bint names_segment(self, uint32_t slot, uint32_t other) noexcept
+    cdef int release_free_rows(self, size_t page) noexcept
+    cdef int check_loaded(self, uint32_t slot) except -1
+    cdef void miss(self, uint32_t page) noexcept nogil
 
     cdef inline SegmentRow* row(self, uint32_t slot) noexcept nogil:
-        return &self.page[(slot - FIRST_SLOT) // PAGE_ROWS][(slot - FIRST_SLOT) % PAGE_ROWS]
+        """A segment's row. Where its page is not loaded: a zero row, not to be written, and the page is noted as missed."""
+        cdef SegmentRow* page = self.page[(slot - FIRST_SLOT) // PAGE_ROWS]
+        if self.unloaded_pages and page == self.nothing:
+            self.miss((slot - FIRST_SLOT) // PAGE_ROWS)
+        return &page[(slot - FIRST_SLOT) % PAGE_ROWS]
+
+    cdef inline bint loaded(self, uint32_t slot) noexcept nogil:
+        """Is the row's page loaded?"""
+        return self.page[(slot - FIRST_SLOT) // PAGE_ROWS] != self.nothing
+
+    cdef inline void touch(self, uint32_t slot) noexcept nogil:
+        """Call it before a loaded row is changed."""
+        self.changes.touch(&self.page[(slot - FIRST_SLOT) // PAGE_ROWS][(slot - FIRST_SLOT) % PAGE_ROWS], slot - FIRST_SLOT)
 
     cdef inline void load(self, uint32_t slot, SegmentColumns* columns) noexcept nogil:
         """What the table knows of a segment; its records are still to be read."""
@@ -60,6 +76,7 @@ cdef class SegmentTable:
         columns.origin_tag = self.row(row.origin).tag if row.origin else 0
         columns.fork = row.fork
         columns.count = row.count
+        columns.count_before = row.count
         columns.image_count = 0
         columns.state = 0
         columns.write = 0

@@ -47,7 +47,8 @@ def _add_run_arguments(group: argparse._ArgumentGroup) -> None:
         "--store-dir",
         type=Path,
         metavar="DIR",
-        help="where the stores go and stay, one new directory a trace (default: a temporary one, removed afterwards)",
+        help="where the stores go and stay, one directory a trace; one that is there is reopened and replayed upon, "
+        "and the report says so (default: a temporary one, removed afterwards)",
     )
     group.add_argument(
         "--block-tokens",

@@ -57,7 +57,11 @@ class PrefixOracle:
     def insert(self, block_ids: bytes) -> int:
         """Remember `block_ids` (u64 little-endian, from position 0) and return how many were new."""
         matched = self.matched_blocks(block_ids)
-        fresh = np.frombuffer(block_ids, "<u8", offset=matched * BLOCK_ID_BYTES)
+        return self.add(block_ids[matched * BLOCK_ID_BYTES :])
+
+    def add(self, block_ids: bytes) -> int:
+        """Remember IDs, all of whose predecessors are remembered or among them. Returns how many were new."""
+        fresh = np.frombuffer(block_ids, "<u8")
         if len(fresh) == 0:
             return 0
         before = len(self)

@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter_ns
+from types import MappingProxyType
 from typing import Final
 
 from sarp_cluster import limits
 from sarp_cluster.errors import BadRequestError, invariant
 from sarp_cluster.replay.oracle import PrefixOracle
-from sarp_cluster.replay.report import CandidateMeans, Latency, ReplayReport
+from sarp_cluster.replay.report import CandidateMeans, FoundStore, Latency, ReplayReport
 from sarp_cluster.replay.request import Request, Trace
-from sarp_cluster.types import IndexStatistics, MatchResult, Namespace, PrefixIndex, Tier, Worker
+from sarp_cluster.types import IndexStatistics, MatchResult, Namespace, PrefixIndex, Tier, Worker, WorkerMark
 
 WORKERS_DEFAULT: Final = 8
 Progress = Callable[[int], object]
 """Called with 1 after each request."""
+EMPTY_MARKS: Final[Mapping[Worker, WorkerMark]] = MappingProxyType({})
 
 
 async def replay_trace(
@@ -34,8 +36,15 @@ async def replay_trace(
     with_oracle: bool = True,
     with_candidates: bool = True,
     durable: bool = False,
+    found: FoundStore | None = None,
+    held: AsyncIterable[bytes] | None = None,
+    marks: Mapping[Worker, WorkerMark] = EMPTY_MARKS,
 ) -> ReplayReport:
-    """Replay the first `limit` requests (None: all) of `trace`; `namespace` must be empty at the start.
+    """Replay the first `limit` requests (None: all) of `trace`.
+
+    Where the index is not empty at the start, `found` says what was found, `held` gives the wire IDs of the namespace's
+    blocks that a match can match (before anything is replayed they go to the oracle, which then knows what the index
+    knows) and `marks` the workers' generations and numbers, from which theirs go on.
 
     A request matches its context and then inserts its sequence, held by worker `session % workers` on the GPU tier from
     block `first` on. A context without a full block is not matched, a sequence without a new block not inserted: an
@@ -69,7 +78,13 @@ async def replay_trace(
         oracle=PrefixOracle() if with_oracle else None,
         with_candidates=with_candidates,
         durable=durable,
+        marks=marks,
+        changes=Counter({worker: max(0, mark.seq) for worker, mark in marks.items()}),
+        found=found,
     )
+    if replay.oracle is not None and held is not None:
+        async for block_ids in held:
+            replay.oracle.add(block_ids)
     requests = trace.requests(namespace.block_ids, limit=limit)
     began = perf_counter_ns()
     if in_flight == 1:
@@ -120,8 +135,10 @@ class _Replay:
     oracle: PrefixOracle | None
     with_candidates: bool
     durable: bool
-    changes: Counter[Worker] = field(default_factory=Counter)
+    marks: Mapping[Worker, WorkerMark]
+    changes: Counter[Worker]
     """Changes sent for each worker: the last seq."""
+    found: FoundStore | None
     tally: _Tally = field(default_factory=_Tally)
     own_work_ns: int = 0
     """Time spent on building requests, the oracle and candidate counts, none of it awaited."""
@@ -186,6 +203,7 @@ class _Replay:
             requests_per_s=tally.requests * 1e9 / max(1, elapsed_ns),
             statistics=self.index.statistics(),
             statistics_pending=pending,
+            found=self.found,
         )
 
     def _next(self, requests: Iterator[Request]) -> Request | None:
@@ -213,6 +231,7 @@ class _Replay:
                 self.namespace,
                 request.sequence,
                 worker=worker,
+                generation=self.marks[worker].generation if worker in self.marks else 0,
                 tier=Tier.GPU,
                 first=request.first,
                 seq=seq,

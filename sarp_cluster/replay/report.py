@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -41,6 +41,16 @@ class CandidateMeans(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FoundStore:
+    """What a store held before a trace was replayed on top of it."""
+
+    segments: int
+    blocks: int
+    recovery_s: float
+    """Until it was open and could answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayReport:
     """One trace, replayed."""
 
@@ -64,6 +74,8 @@ class ReplayReport:
     """After the trace, when all back-fill was done."""
     statistics_pending: IndexStatistics
     """At the end of the trace, back-fill still pending."""
+    found: FoundStore | None = None
+    """What was there before; None: the store was empty."""
 
     @property
     def resident_bytes_per_block(self) -> float:
@@ -95,6 +107,7 @@ class ReplayReport:
             "match_us": self.match_us._asdict(),
             "insert_us": self.insert_us._asdict(),
             "requests_per_s": self.requests_per_s,
+            "found": None if self.found is None else asdict(self.found),
         }
         return json.dumps(fields)
 
@@ -141,8 +154,18 @@ One row a trace. Each request matches its context, then inserts what it has comp
 """
 
 
+WARM: Final = (
+    "  These hit rates are of a warm index: compare them with the exact rate beside them, whose oracle was given what",
+    "  the store held, and not with runs on an empty store. What a store had lost before, that oracle cannot know",
+    "  (`sarp verify` looks for damage). Blocks, memory and disk are the whole store's.",
+)
+
+
 def table(reports: Sequence[ReplayReport]) -> str:
-    """The reports as aligned plain text, one row a trace, ending in a newline."""
+    """The reports as aligned plain text, one row a trace, ending in a newline.
+
+    Rows of stores that were not empty have a star, and a note under the table says what they had.
+    """
     rows = [tuple(name for name, _ in COLUMNS), tuple(unit for _, unit in COLUMNS)]
     rows += [_cells(report) for report in reports]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
@@ -151,12 +174,22 @@ def table(reports: Sequence[ReplayReport]) -> str:
         numbers = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
         lines.append("  ".join([name.ljust(widths[0]), *numbers]))
     lines.insert(2, "  ".join("-" * width for width in widths))
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    return "\n".join(line.rstrip() for line in [*lines, *_notes(reports)]) + "\n"
+
+
+def _notes(reports: Sequence[ReplayReport]) -> list[str]:
+    notes = [
+        f"* {report.trace}: its store was not empty. It held {report.found.blocks:,} blocks in "
+        f"{report.found.segments:,} segments, recovered in {report.found.recovery_s:.3f} s."
+        for report in reports
+        if report.found is not None
+    ]
+    return [*notes, *WARM] if notes else []
 
 
 def _cells(report: ReplayReport) -> tuple[str, ...]:
     return (
-        report.trace,
+        report.trace if report.found is None else f"{report.trace} *",
         f"{report.requests:,}",
         _percent(report.hit_rate, 2),
         _percent(report.exact_hit_rate, 2),

@@ -46,6 +46,11 @@ class FileSystem:
         """A descriptor of a file that is there, to read from and to `sync`."""
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
+    def space(self, directory: Path) -> tuple[int, int]:
+        """(bytes free, bytes in all) of the disk on which a directory stands; (0, 0) where it does not say."""
+        disk = os.statvfs(directory)
+        return disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+
     # --- changing -----------------------------------------------------------------------------------------------------
 
     def make_directory(self, path: Path) -> None:

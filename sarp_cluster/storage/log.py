@@ -9,19 +9,22 @@ from __future__ import annotations
 import asyncio
 import errno
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sarp_cluster import limits
 from sarp_cluster.core.segment import SegmentBatch
 from sarp_cluster.core.segment_table import SegmentTable
 from sarp_cluster.errors import StorageError, StoreFullError, StorePoisonedError
 from sarp_cluster.storage.file_system import DISK, FileSystem, run_to_end
+from sarp_cluster.storage.log_files import LogFiles
+from sarp_cluster.storage.log_space import LogSpace
 from sarp_cluster.storage.log_tail import LogTail
 from sarp_cluster.storage.record import RecordType
-from sarp_cluster.storage.recovery import Progress, RecoveredLog, file_header, name_bytes, recover
+from sarp_cluster.storage.recovery import Progress, RecoveredLog, header_prefix, recover
+from sarp_cluster.storage.registry import pack_namespace, pack_worker, pack_worker_mark
 from sarp_cluster.storage.segment_store import StoreStatistics
 from sarp_cluster.storage.store_directory import keep, lock, log_file_name
 
@@ -31,8 +34,8 @@ WRITE_DELAY_MS: Final = 5
 RELAXED_SYNC_MS: Final = 100
 """What was put without waiting for a sync is synced after at most about so long."""
 
-FULL_RETRY_MS: Final = 500
-"""How often a full store looks whether there is space again."""
+RECLAIMED: Final = 9
+"""Type of the record that nothing of a log file is needed any more."""
 
 Sealed = list[tuple[int, int, memoryview]]
 
@@ -47,6 +50,8 @@ class _Opened(NamedTuple):
     lock_descriptor: int
     log: RecoveredLog
     descriptors: dict[int, int]
+    """By the number of the log file."""
+    lengths: dict[int, int]
     """By the number of the log file."""
 
 
@@ -72,19 +77,20 @@ class LogStore:
             incarnation=1 + max(log.files, default=0),
             file=1 + max(log.files, default=0),
             lsn=log.lsn,
-            header=file_header(segment_blocks),
-            bytes_before=log.disk_bytes,
-            live_bytes=log.live_bytes,
+            header=header_prefix(segment_blocks),
+            files=LogFiles(opened.lengths, log.live_bytes),
         )
         self._opened_lsn = self._tail.lsn
         self._descriptors = opened.descriptors
         for number, descriptor in self._descriptors.items():
             self._tail.set_descriptor(number, descriptor)
+        self.space = LogSpace(directory, file_system, self._tail, self._descriptors)
         self._writer = ThreadPoolExecutor(1, "sarp-log-writer")
         self._writing = asyncio.Lock()  # one write at a time; held across our own thread's work only
         self._timer: asyncio.TimerHandle | None = None
         self._writes: set[asyncio.Task[None]] = set()
         self._unsynced: set[int] = set()
+        self._removals: dict[int, asyncio.Task[None]] = {}
         self._closed = False
         self._told = False
         self._failure: OSError | None = None
@@ -123,10 +129,11 @@ class LogStore:
                     keep(directory, file_system)
                 for number, path in log.files.items():
                     opened[number] = file_system.open_to_read(path)
+                lengths = {number: file_system.size(path) for number, path in log.files.items()}
             except BaseException:
                 _close_all(file_system, [*opened.values(), descriptor])
                 raise
-            return _Opened(descriptor, log, opened)
+            return _Opened(descriptor, log, opened, lengths)
 
         def undo(opened: _Opened) -> None:
             _close_all(file_system, [*opened.descriptors.values(), opened.lock_descriptor])
@@ -137,38 +144,53 @@ class LogStore:
 
     # --- putting -----------------------------------------------------------------------------------------------------
 
-    def put(self, writes: SegmentBatch) -> None:
-        """Take changed segments and note in each where it stands."""
-        self._check()
+    def put(self, writes: SegmentBatch, *, reclaiming: bool = False) -> None:
+        """Take changed segments and note in each where it stands.
+
+        With `reclaiming`, here as below, the space that is kept back for that may be used.
+        """
+        self._check(reclaiming=reclaiming)
         self._tail.append_segments(writes)
         self._schedule()
 
-    def put_namespace(self, namespace_id: int, fields: tuple[str, ...], block_size: int, key_check: bytes) -> None:
+    def put_namespace(
+        self,
+        namespace_id: int,
+        fields: tuple[str, ...],
+        block_size: int,
+        key_check: bytes,
+        *,
+        reclaiming: bool = False,
+    ) -> None:
         """Record a namespace; `key_check` (8 bytes) tells later whether a key is its key."""
-        payload = struct.pack("<II8s", namespace_id, block_size, key_check)
-        payload += b"".join(name_bytes(field) for field in fields)
-        self._put_record(RecordType.NAMESPACE, payload)
+        payload = pack_namespace(namespace_id, fields, block_size, key_check)
+        self._put_record(RecordType.NAMESPACE, namespace_id, payload, reclaiming)
 
-    def put_worker(self, worker: int, instance_id: str, dp_rank: int) -> None:
+    def put_worker(self, worker: int, instance_id: str, dp_rank: int, *, reclaiming: bool = False) -> None:
         """Record a worker under its index."""
-        self._put_record(RecordType.WORKER, struct.pack("<IH", worker, dp_rank) + name_bytes(instance_id))
+        self._put_record(RecordType.WORKER, worker, pack_worker(worker, instance_id, dp_rank), reclaiming)
 
-    def put_worker_mark(self, worker: int, generation: int, seq: int) -> None:
+    def put_worker_mark(self, worker: int, generation: int, seq: int, *, reclaiming: bool = False) -> None:
         """Record a worker's generation and the highest seq applied."""
-        self._put_record(RecordType.WORKER_MARK, struct.pack("<IIq", worker, generation, seq))
+        payload = pack_worker_mark(worker, generation, seq)
+        self._put_record(RecordType.WORKER_MARK, worker, payload, reclaiming)
 
-    def _put_record(self, kind: RecordType, payload: bytes) -> None:
-        self._check()
+    def _put_record(self, kind: RecordType, number: int, payload: bytes, reclaiming: bool) -> None:
+        """Put a record that says something new of what has this number."""
+        self._check(reclaiming=reclaiming)
         self._tail.append_record(kind, payload)
+        self.space.in_force.put(kind, number, self._tail.file, len(payload))
         self._schedule()
 
-    def _check(self) -> None:
+    def _check(self, *, reclaiming: bool = False) -> None:
         """Raise if nothing can be put any more, or not now."""
         if self._closed:
             raise StorageError("the log is closed")
         self._check_failure()
         if self._full is not None:
             raise StoreFullError(f"{self._directory}: {self._full.strerror}; inserts go on once there is space")
+        if self.space.low and not reclaiming:
+            raise StoreFullError(f"{self._directory}: nearly no space left; inserts go on once there is more")
 
     def _check_failure(self) -> None:
         if self._failure is not None:
@@ -177,12 +199,46 @@ class LogStore:
                 f"the log could not be written: {self._failure}; end this process and recover from the disk"
             ) from self._failure
 
+    def keep_from(self, number: int) -> None:
+        """Log files from this number on are needed by the oldest kept snapshot."""
+        self.space.oldest_needed_file = number
+
+    def poison(self, error: OSError) -> None:
+        """The disk has failed elsewhere in this store: nothing is acknowledged any more."""
+        if self._failure is None:
+            self._failure = error
+
     # --- writing -----------------------------------------------------------------------------------------------------
 
     @property
     def lsn(self) -> int:
         """LSN of the last record put."""
         return self._tail.lsn
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Where the next record will stand, unless its file is full: (file, offset)."""
+        return self._tail.file, self._tail.offset
+
+    @property
+    def bytes_appended(self) -> int:
+        """Bytes appended since the store was opened."""
+        return self._tail.bytes_appended
+
+    @property
+    def journal(self) -> Callable[[], Iterable[bytes]] | None:
+        """Asked for payloads of records of type ROUTING before each group of records ends; None: there are none."""
+        return self._tail.journal
+
+    @journal.setter
+    def journal(self, journal: Callable[[], Iterable[bytes]] | None) -> None:
+        self._tail.journal = journal
+
+    def append_journal(self) -> None:
+        """Put what the journal has now, before the group ends: then `position` is behind it."""
+        self._check()
+        self._tail.append_journal()
+        self._schedule()
 
     @property
     def durable_lsn(self) -> int:
@@ -208,7 +264,10 @@ class LogStore:
 
     def _start_write(self, *, sync: bool) -> asyncio.Task[None]:
         """Write in a task of its own: it goes on to its end when a caller who waits for it is cancelled."""
-        task = self._loop.create_task(self._write(sync=sync), name="sarp-log-write")
+        return self._start(self._write(sync=sync), "sarp-log-write")
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = self._loop.create_task(work, name=name)
         self._writes.add(task)
         task.add_done_callback(self._written)
         return task
@@ -233,7 +292,7 @@ class LogStore:
 
     async def _write_sealed(self, sealed: Sealed, *, sync: bool) -> None:
         try:
-            opened = await self._loop.run_in_executor(self._writer, self._write_blocking, sealed, sync)
+            opened, free_bytes = await self._loop.run_in_executor(self._writer, self._write_blocking, sealed, sync)
         except NoSpaceError as error:
             # What was sealed stays where it is and is written again, at the same place, once there is space.
             self._full = error
@@ -247,18 +306,23 @@ class LogStore:
         self._tail.end_write()
         self._sealed = None
         self._full = None
+        self.space.free_bytes = free_bytes
+        if self.space.low:
+            self._retry_when_full()
         if sync:
             self._durable_lsn = self._sealed_lsn
             self._synced_at = self._loop.time()
 
-    def _retry_when_full(self) -> None:
+    def _retry_when_full(self, delay_ms: int | None = None) -> None:
         if self._closed:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(FULL_RETRY_MS / 1000, self._write_soon)
+        self._timer = self._loop.call_later(
+            (limits.FULL_RETRY_MS if delay_ms is None else delay_ms) / 1000, self._write_soon
+        )
 
-    def _write_blocking(self, sealed: Sealed, sync: bool) -> dict[int, int]:
+    def _write_blocking(self, sealed: Sealed, sync: bool) -> tuple[dict[int, int], int | None]:
         """In the writer thread, which alone touches `_descriptors` and `_unsynced` until `close`.
 
         Files that were opened are returned even if a later step of the same call has to be repeated.
@@ -278,11 +342,11 @@ class LogStore:
                 self._file_system.sync(self._descriptors[number])
             self._file_system.sync_directory(self._directory)  # the names of new files
             self._unsynced.clear()
-        return {number: self._descriptors[number] for number, _, _ in sealed}
+        return {number: self._descriptors[number] for number, _, _ in sealed}, self.space.look_for_free_bytes()
 
-    async def room(self) -> None:
+    async def room(self, *, reclaiming: bool = False) -> None:
         """Wait until what is not written yet is below its bound."""
-        self._check()
+        self._check(reclaiming=reclaiming)
         if self._tail.unwritten_bytes > limits.LOG_TAIL_BYTES_MAX:
             await self._told_of(self._start_write(sync=False))
 
@@ -308,12 +372,67 @@ class LogStore:
             self._told = True
             raise
 
+    # --- reclaiming space (shard.reclaim) -----------------------------------------------------------------------------
+
+    @property
+    def full(self) -> bool:
+        """Are inserts refused for lack of space?"""
+        return self._full is not None or self.space.low
+
+    def next_file(self) -> None:
+        """Close the file that is written to, so that it can be reclaimed, and go on in the next one."""
+        self._check(reclaiming=True)
+        self._tail.next_file()
+        self._schedule()
+
+    def put_reclaimed(self, number: int) -> None:
+        """Record that nothing of a log file is needed any more. What takes its place must be durable before."""
+        self._check(reclaiming=True)
+        self._tail.append_record(RECLAIMED, struct.pack("<I", number))
+        self._tail.files.unlist(number)
+        self._schedule()
+
+    async def remove_file(self, number: int) -> None:
+        """Delete a log file of which it is durable that it is reclaimed. Reads in flight can go on to its end."""
+        self._check_failure()
+        if number not in self._removals:
+            self._removals[number] = self._start(self._remove(number), "sarp-log-remove")
+        await self._told_of(self._removals[number])
+
+    async def _remove(self, number: int) -> None:
+        try:
+            await self._loop.run_in_executor(None, self.space.delete, number)
+        except OSError as error:
+            self._failure = error  # nobody knows what the directory holds now
+            raise StorePoisonedError(f"{self._directory}: a log file could not be deleted: {error}") from error
+        del self._removals[number]
+        await self._close_files(self.space.removed(number))
+
+    def begin_read(self) -> int:
+        """A helper thread is about to read. What segments point to now stays readable until `end_read`."""
+        return self.space.reads.begin()
+
+    def end_read(self, read: int) -> None:
+        """It is done; `read` is what `begin_read` returned."""
+        self.space.reads.end(read)
+        if not self._closed and (descriptors := self.space.unread()):
+            _ = self._start(self._close_files(descriptors), "sarp-log-close")
+
+    async def _close_files(self, descriptors: list[int]) -> None:
+        """Of deleted files. Only now their space is given back, and that may take its time."""
+        if not descriptors:
+            return
+        await self._loop.run_in_executor(None, _close_all, self._file_system, descriptors)
+        if self.full:
+            self._retry_when_full(0)
+
     # --- the rest ----------------------------------------------------------------------------------------------------
 
     def statistics(self) -> StoreStatistics:
         """Counters at this moment."""
         tail = self._tail
-        return StoreStatistics(tail.bytes_appended, tail.live_bytes, tail.damaged, tail.calls)
+        files = tail.files
+        return StoreStatistics(files.disk_bytes, max(0, files.live_bytes), tail.damaged, tail.calls)
 
     async def close(self) -> None:
         """Write out and sync everything, and close the files. Raises what a write failed with if nobody was told yet.
@@ -330,7 +449,7 @@ class LogStore:
             if not self._told and self._tail.lsn > self._opened_lsn:
                 await self._sync()
         finally:
-            if self._writes:
+            while self._writes:
                 await asyncio.wait(self._writes)
             for number in self._descriptors:
                 self._tail.set_descriptor(number, -1)

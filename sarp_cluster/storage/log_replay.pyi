@@ -3,7 +3,13 @@ from typing_extensions import Buffer
 from sarp_cluster.core.segment_table import SegmentTable
 
 def replay(
-    table: SegmentTable, data: Buffer, file: int, lsn: int, others: list[tuple[int, bytes]], begin: int = 0
+    table: SegmentTable,
+    data: Buffer,
+    file: int,
+    lsn: int,
+    others: list[tuple[int, bytes]],
+    begin: int = 0,
+    gaps: bool = False,
 ) -> tuple[int, int]:
     """Enter the segments of a log file in `table`, collect its other records. Returns (offset, LSN) where it ended."""
 

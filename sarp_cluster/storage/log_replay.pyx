@@ -10,7 +10,8 @@ from libc.string cimport memcpy
 
 from sarp_cluster.core.posting_tree cimport FIRST_SLOT
 from sarp_cluster.core.segment cimport SEGMENT_BLOCKS, SegmentColumns, pack_place, place_length
-from sarp_cluster.core.segment_table cimport SegmentRow, SegmentTable
+from sarp_cluster.core.segment_row cimport SegmentRow
+from sarp_cluster.core.segment_table cimport SegmentTable
 from sarp_cluster.storage.record cimport (
     DELTA_RECORD,
     FRAME_BYTES,
@@ -62,7 +63,9 @@ cdef bint replay_delta(SegmentTable table, const uint8_t* payload, uint32_t leng
     return True
 
 
-def replay(SegmentTable table, const uint8_t[::1] data, uint32_t file, uint64_t lsn, list others, uint64_t begin=0):
+def replay(
+    SegmentTable table, const uint8_t[::1] data, uint32_t file, uint64_t lsn, list others, uint64_t begin=0, bint gaps=False
+):
     """Enter the segments of a log file in `table`, append its other records to `others` as (type, payload).
 
     `begin` is where to begin in the file, `lsn` that of the last record before it. Returns the offset at which replay ended, which is the length of
@@ -87,7 +90,8 @@ def replay(SegmentTable table, const uint8_t[::1] data, uint32_t file, uint64_t 
             if not replay_image(table, &data[offset] + FRAME_BYTES, frame.payload_bytes, place):
                 break
         elif kind == DELTA_RECORD:
-            if not replay_delta(table, &data[offset] + FRAME_BYTES, frame.payload_bytes, place):
+            # With `gaps` the image may have been reclaimed: then the segment was written anew, behind this.
+            if not replay_delta(table, &data[offset] + FRAME_BYTES, frame.payload_bytes, place) and not gaps:
                 break
         elif kind != GROUP_RECORD:
             others.append((kind, bytes(data[offset + FRAME_BYTES : offset + FRAME_BYTES + frame.payload_bytes])))

@@ -1,10 +1,7 @@
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from sarp_cluster.core.segment cimport SegmentBatch
-
-
-cdef enum:
-    FILES_MAX = 0x10000        # a place has 16 bits for the file
+from sarp_cluster.storage.log_files cimport FILES_MAX, LogFiles
 
 
 cdef struct Chunk:
@@ -34,12 +31,15 @@ cdef class LogTail:
     cdef readonly uint64_t lsn
     cdef readonly uint32_t incarnation
     cdef readonly uint64_t file_bytes_max
-    cdef bytes header              # payload of a file's header record
+    cdef bytes header              # of the payload of a file's header record what does not change
+    cdef uint64_t header_end       # where the header of the present file ends
+    cdef readonly LogFiles files   # the books of all log files
+    cdef public object journal     # called before a group ends; returns payloads of records of type ROUTING. Or None
     cdef readonly uint64_t bytes_appended
-    cdef readonly uint64_t live_bytes
     cdef readonly uint64_t calls
     cdef readonly uint64_t damaged
 
+    cdef int begin_file(self) except -1
     cdef uint8_t* room(self, uint64_t size) except NULL
     cdef const uint8_t* in_memory(self, uint64_t place) noexcept nogil
     cdef int read(self, SegmentBatch batch, bint wait) except -1

@@ -1,4 +1,7 @@
+from collections.abc import Callable, Iterable
+
 from sarp_cluster.core.segment import SegmentBatch
+from sarp_cluster.storage.log_files import LogFiles
 
 class LogTail:
     """The open end of the log, and the reading of segments from all of it."""
@@ -7,9 +10,13 @@ class LogTail:
     offset: int
     lsn: int
     incarnation: int
+    file_bytes_max: int
     bytes_appended: int
-    live_bytes: int
-    """Of bytes_appended, records that a segment still points to."""
+    """Bytes appended since this object was made."""
+    files: LogFiles
+    """The books of all log files."""
+    journal: Callable[[], Iterable[bytes]] | None
+    """Asked before a group of records ends: payloads of records of type ROUTING that belong into it."""
     calls: int
     """Read system calls so far."""
     damaged: int
@@ -22,14 +29,15 @@ class LogTail:
         file: int,
         lsn: int,
         header: bytes,
-        bytes_before: int = 0,
-        live_bytes: int = 0,
+        files: LogFiles | None = None,
     ) -> None: ...
     @property
     def unwritten_bytes(self) -> int: ...
     def set_descriptor(self, file: int, descriptor: int) -> None: ...
     def append_record(self, kind: int, payload: bytes) -> int: ...
     def append_segments(self, writes: SegmentBatch) -> None: ...
+    def append_journal(self) -> None: ...
+    def next_file(self) -> None: ...
     def begin_write(self, durable_lsn: int) -> list[tuple[int, int, memoryview]]: ...
     def end_write(self) -> None: ...
     def read_cached(self, batch: SegmentBatch) -> int: ...

@@ -27,8 +27,10 @@ from sarp_cluster.core.segment cimport (
     place_length,
     place_offset,
 )
+from sarp_cluster.storage.log_files cimport LogFiles
 from sarp_cluster.storage.record cimport (
     FRAME_BYTES,
+    ROUTING_RECORD,
     check_frame,
     read_segment,
     seal_frame,
@@ -102,8 +104,7 @@ cdef class LogTail:
     """The open end of the log, and the reading of segments from all of it. Owned by one thread, but for `read_wait`."""
 
     def __init__(
-        self, uint64_t file_bytes_max, uint32_t incarnation, uint32_t file, uint64_t lsn, bytes header,
-        uint64_t bytes_before=0, uint64_t live_bytes=0,
+        self, uint64_t file_bytes_max, uint32_t incarnation, uint32_t file, uint64_t lsn, bytes header, LogFiles files=None,
     ):
         cdef int i
         for i in range(FILES_MAX):
@@ -113,8 +114,8 @@ cdef class LogTail:
         self.file = file
         self.lsn = lsn
         self.header = header
-        self.bytes_appended = bytes_before
-        self.live_bytes = live_bytes
+        self.files = LogFiles() if files is None else files
+        self.journal = None
         self.begin_file()
 
     def __dealloc__(self):
@@ -125,10 +126,19 @@ cdef class LogTail:
 
     # --- appending -----------------------------------------------------------------------------------------------------
 
-    def begin_file(self):
-        """Write the header record of the present file."""
+    cdef int begin_file(self) except -1:
+        """Write the header record of the present file: it names the older ones that there are."""
         self.offset = 0
-        self.append_record(RecordType.FILE_HEADER, self.header)
+        self.append_record(RecordType.FILE_HEADER, self.header + self.files.names())
+        self.header_end = self.offset
+        self.files.begin(self.file, self.header_end)
+        return 0
+
+    def next_file(self):
+        """Go on in a new file, so that the present one can be reclaimed. Nothing happens while that is empty."""
+        if self.offset > self.header_end:
+            self.file += 1
+            self.begin_file()
 
     cdef uint8_t* room(self, uint64_t size) except NULL:
         """Where the next `size` bytes of the log are to be written; counts them as appended."""
@@ -159,11 +169,12 @@ cdef class LogTail:
         chunk = &self.chunk[self.chunks - 1]
         chunk.length += size
         self.offset += size
+        self.files.grow(self.file, size)
         self.bytes_appended += size
         return chunk.data + chunk.length - size
 
     cdef int make_room_in_file(self, uint64_t size) except -1:
-        if self.offset + size > self.file_bytes_max and self.offset > FRAME_BYTES + 8:
+        if self.offset + size > self.file_bytes_max and self.offset > self.header_end:
             self.file += 1
             self.begin_file()
         return 0
@@ -173,6 +184,8 @@ cdef class LogTail:
         cdef uint64_t size = (FRAME_BYTES + len(payload) + 7) & ~7
         cdef uint8_t* at
         cdef const uint8_t* source
+        if size > RECORD_MAX:
+            raise InvariantViolationError("a record is over 512 KiB")
         if kind != RecordType.FILE_HEADER:
             self.make_room_in_file(size)
         record = frame_record(kind, payload, self.lsn + 1, self.file, self.offset, self.incarnation)
@@ -209,14 +222,12 @@ cdef class LogTail:
             self.lsn += 1
             # The padding belongs to the payload: it is zero and covered by the checksum.
             seal_frame(at, segment.write, size - FRAME_BYTES, self.lsn, self.file, place_offset(place), self.incarnation)
-            self.live_bytes += size
-            if segment.delta:
-                self.live_bytes -= place_length(segment.delta)
+            self.files.count_place(segment.slot, place, 1)
+            self.files.count_place(segment.slot, segment.delta, -1)
             if segment.write == DELTA:
                 segment.delta = place
             else:
-                if segment.image:
-                    self.live_bytes -= place_length(segment.image)
+                self.files.count_place(segment.slot, segment.image, -1)
                 segment.image = place
                 segment.delta = 0
 
@@ -231,6 +242,12 @@ cdef class LogTail:
             total += self.chunk[i].length
         return total
 
+    def append_journal(self):
+        """Append what the journal has gathered since it was last asked, each piece as a record of its own."""
+        if self.journal is not None:
+            for payload in self.journal():
+                self.append_record(ROUTING_RECORD, payload)
+
     def begin_write(self, uint64_t durable_lsn):
         """Seal what is in memory: (file, offset, bytes) in order, to be written while appending goes on.
 
@@ -240,6 +257,7 @@ cdef class LogTail:
         cdef int i
         if self.sealed:
             raise InvariantViolationError("the log's tail is already being written")
+        self.append_journal()
         if self.chunks:
             self.append_record(RecordType.GROUP, durable_lsn.to_bytes(8, "little"))
         self.sealed = self.chunks

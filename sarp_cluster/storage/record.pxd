@@ -7,7 +7,13 @@ cdef enum:
     # record types
     IMAGE_RECORD = 1
     DELTA_RECORD = 2
+    NAMESPACE_RECORD = 3
+    WORKER_RECORD = 4
+    WORKER_MARK_RECORD = 5
+    FILE_HEADER_RECORD = 6
     GROUP_RECORD = 7           # what was durable when a group of records was written
+    ROUTING_RECORD = 8         # what changed in the routing directory
+    RECLAIMED_RECORD = 9       # a log file of which nothing is needed any more
 
 
 cdef packed struct Frame:
@@ -34,7 +40,8 @@ cdef packed struct ImageHeader:
     uint8_t count
     uint16_t runs
     uint16_t handles
-    uint16_t zero
+    uint8_t count_before       # blocks the segment had; 0: it is new
+    uint8_t had_delta
 
 cdef packed struct DeltaHeader:
     uint32_t slot
@@ -45,8 +52,9 @@ cdef packed struct DeltaHeader:
     uint8_t count
     uint16_t runs
     uint16_t handles
-    uint16_t zero_16
-    uint32_t zero_32
+    uint8_t count_before
+    uint8_t had_delta
+    uint32_t zero
 
 
 cdef uint32_t segment_bytes(const SegmentColumns* segment, const LocationRun* runs) noexcept nogil

@@ -13,6 +13,10 @@ class RecordType(IntEnum):
     WORKER_MARK = 5
     FILE_HEADER = 6
     GROUP = 7
+    SNAPSHOT = 10
+    RUN = 11
+    BACKFILLS = 12
+    END = 13
 
 class RecordHeader(NamedTuple):
     """A verified frame."""

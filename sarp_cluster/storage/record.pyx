@@ -64,6 +64,11 @@ class RecordType(IntEnum):
     WORKER_MARK = 5
     FILE_HEADER = 6
     GROUP = GROUP_RECORD
+    # Of a manifest:
+    SNAPSHOT = 10
+    RUN = 11
+    BACKFILLS = 12
+    END = 13
 
 
 class RecordHeader(NamedTuple):
@@ -153,7 +158,7 @@ cdef void write_segment(uint8_t* record, const SegmentColumns* segment, const Lo
     if segment.write == DELTA:
         delta = DeltaHeader(
             segment.slot, segment.tag, segment.window, segment.namespace_id, segment.image_count, segment.count,
-            count, handles, 0, 0,
+            count, handles, segment.count_before, segment.delta != 0, 0,
         )
         memcpy(at, &delta, DELTA_HEADER_BYTES)
         at += DELTA_HEADER_BYTES
@@ -161,7 +166,8 @@ cdef void write_segment(uint8_t* record, const SegmentColumns* segment, const Lo
     else:
         image = ImageHeader(
             segment.slot, segment.tag, segment.window, segment.namespace_id, segment.parent, segment.origin,
-            segment.parent_tag, segment.origin_tag, segment.fork, segment.count, count, handles, 0,
+            segment.parent_tag, segment.origin_tag, segment.fork, segment.count, count, handles,
+            segment.count_before, segment.delta != 0,
         )
         memcpy(at, &image, IMAGE_HEADER_BYTES)
         at += IMAGE_HEADER_BYTES

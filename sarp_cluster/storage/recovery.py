@@ -20,35 +20,16 @@ from sarp_cluster.core.segment_table import SegmentTable
 from sarp_cluster.errors import BadRequestError, CorruptRecordError, StorageError
 from sarp_cluster.storage.file_system import DISK, FileSystem
 from sarp_cluster.storage.log_replay import highest_mark, live_bytes, replay
-from sarp_cluster.storage.record import RecordType
+from sarp_cluster.storage.record import RecordType, read_frame
+from sarp_cluster.storage.registry import NamespaceRecord, WorkerRecord, replay_registry
 from sarp_cluster.storage.store_directory import cut_file_name, log_file_name, log_files
 
 FORMAT_MAGIC: Final = b"SARPLOG"
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+RECLAIMED: Final = 9
 
 Progress = Callable[[int, int], object]
 """Told (bytes done, bytes in all)."""
-
-
-class NamespaceRecord(NamedTuple):
-    """A namespace as the log has it."""
-
-    number: int
-    fields: tuple[str, ...]
-    """Tenant, model, LoRA, salt, hash profile."""
-    block_size: int
-    key_check: bytes
-    """Tells whether a key is the namespace's without telling the key."""
-
-
-class WorkerRecord(NamedTuple):
-    """A worker as the log has it."""
-
-    number: int
-    instance_id: str
-    dp_rank: int
-    generation: int
-    seq: int
 
 
 class RecoveredLog(NamedTuple):
@@ -64,24 +45,9 @@ class RecoveredLog(NamedTuple):
     """Which tail was cut off, for people."""
 
 
-def file_header(segment_blocks: int) -> bytes:
-    """Payload of a log file's header record."""
-    return FORMAT_MAGIC + str(FORMAT_VERSION).encode() + struct.pack("<II", segment_blocks, 0)
-
-
-def name_bytes(text: str) -> bytes:
-    """A name in a record: its length, then UTF-8."""
-    encoded = text.encode()
-    return struct.pack("<H", len(encoded)) + encoded
-
-
-def _names(payload: bytes, at: int) -> list[str]:
-    names = []
-    while at < len(payload):
-        (length,) = struct.unpack_from("<H", payload, at)
-        names.append(payload[at + 2 : at + 2 + length].decode())
-        at += 2 + length
-    return names
+def header_prefix(segment_blocks: int) -> bytes:
+    """Of the payload of a log file's header record what is the same in all files."""
+    return FORMAT_MAGIC + str(FORMAT_VERSION).encode() + struct.pack("<I", segment_blocks)
 
 
 def check_header(payload: bytes, path: Path, segment_blocks: int) -> None:
@@ -89,7 +55,7 @@ def check_header(payload: bytes, path: Path, segment_blocks: int) -> None:
     if not payload.startswith(FORMAT_MAGIC):
         raise StorageError(f"{path}: not a log file of ours")
     version = payload[len(FORMAT_MAGIC) : len(FORMAT_MAGIC) + 1]
-    if version != str(FORMAT_VERSION).encode():
+    if version not in (b"1", str(FORMAT_VERSION).encode()):
         raise StorageError(
             f"{path}: format version {version.decode(errors='replace')}, this program reads version {FORMAT_VERSION}: "
             f"open it with a newer program"
@@ -108,6 +74,14 @@ def header_segment_blocks(payload: bytes, path: Path) -> int:
         raise StorageError(f"{path}: its header is too short")
     (blocks,) = struct.unpack_from("<I", payload, len(FORMAT_MAGIC) + 1)
     return int(blocks)
+
+
+def _older_files(header: bytes) -> set[int]:
+    """The older files that there were when the file with this header began."""
+    if header[: len(FORMAT_MAGIC) + 1] != FORMAT_MAGIC + b"2":
+        return set()
+    (count,) = struct.unpack_from("<I", header, 12)
+    return set(struct.unpack_from(f"<{count}H", header, 16))
 
 
 def recover(
@@ -129,13 +103,18 @@ def recover(
     others: list[tuple[int, bytes]] = []
     lsn = done = 0
     torn: tuple[int, int] | None = None
+    newest_header = b""
+    missing = set(range(1, max(files, default=0))) - files.keys()
     for number, path in files.items():
         data = file_system.read(path)
         header_at = len(others)
-        ended, lsn = replay(table, data, number, lsn, others)
+        if number - 1 not in files and (header := read_frame(data, 0, number, 0)) is not None and header.lsn > lsn:
+            lsn = header.lsn - 1  # whether what is missing was reclaimed is looked at below
+        ended, lsn = replay(table, data, number, lsn, others, gaps=bool(missing))
         done += len(data)
         if len(others) > header_at and others[header_at][0] == RecordType.FILE_HEADER:
             check_header(others[header_at][1], path, segment_blocks)
+            newest_header = others[header_at][1]
         if progress is not None:
             progress(done, total)
         if ended < len(data) or ended == 0:
@@ -147,12 +126,18 @@ def recover(
         described = f"{log_file_name(torn[0])} from offset {torn[1]} on: records after LSN {lsn}, never acknowledged"
         if cut:
             _cut(file_system, directory, files, *torn)
+    reclaimed = {struct.unpack("<I", payload)[0] for kind, payload in others if kind == RECLAIMED}
     files = {number: path for number, path in files.items() if file_system.exists(path)}
+    lost = _older_files(newest_header) - files.keys() - reclaimed
+    if lost:
+        raise CorruptRecordError(f"{directory}: {log_file_name(min(lost))} is missing")
     if cut:
+        for number in reclaimed & files.keys():
+            file_system.unlink(files.pop(number))
         _make_durable(file_system, directory, files)
     table.finish_restore()
     try:
-        namespaces, workers = _replay_others(others)
+        namespaces, workers = replay_registry(others, gaps=bool(missing))
     except (struct.error, ValueError, KeyError) as error:
         raise CorruptRecordError(f"{directory}: a namespace or worker record makes no sense: {error!r}") from error
     return RecoveredLog(
@@ -231,23 +216,3 @@ def _make_durable(file_system: FileSystem, directory: Path, files: dict[int, Pat
         finally:
             file_system.close(descriptor)
     file_system.sync_directory(directory)
-
-
-def _replay_others(others: list[tuple[int, bytes]]) -> tuple[list[NamespaceRecord], list[WorkerRecord]]:
-    namespaces: list[NamespaceRecord] = []
-    workers: dict[int, WorkerRecord] = {}
-    for kind, payload in others:
-        if kind == RecordType.NAMESPACE:
-            number, block_size = struct.unpack_from("<II", payload)
-            fields = tuple(_names(payload, 16))
-            namespaces.append(NamespaceRecord(number, fields, block_size, payload[8:16]))
-        elif kind == RecordType.WORKER:
-            number, dp_rank = struct.unpack_from("<IH", payload)
-            (instance_id,) = _names(payload, 6)
-            workers[number] = WorkerRecord(number, instance_id, dp_rank, 0, -1)
-        elif kind == RecordType.WORKER_MARK:
-            number, generation, seq = struct.unpack_from("<IIq", payload)
-            workers[number] = workers[number]._replace(generation=generation, seq=seq)
-        elif kind != RecordType.FILE_HEADER:
-            raise StorageError(f"a record of type {kind}, which this program does not know: open it with a newer one")
-    return namespaces, [workers[number] for number in sorted(workers)]

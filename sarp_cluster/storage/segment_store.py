@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 from sarp_cluster.core.segment import SegmentBatch
@@ -24,13 +25,14 @@ class SegmentStore(Protocol):
     """Where segments stand on disk. Owned by one thread; only `read_wait` may run in a helper thread.
 
     A record never changes where it stands: a segment that changes is written anew and its place in the segment table
-    changes. So a place that was read stays good for as long as its reader likes.
+    changes. So a place that was read stays good for as long as its reader likes, if that has told of itself
+    (`begin_read`).
     """
 
-    def put(self, writes: SegmentBatch) -> None:
+    def put(self, writes: SegmentBatch, *, reclaiming: bool = False) -> None:
         """Take changed segments, all or none, and note in each where it stands.
 
-        Readable at once, durable after `sync`.
+        Readable at once, durable after `sync`. With `reclaiming`, space that is kept back for that may be used.
         """
 
     def read_cached(self, batch: SegmentBatch) -> int:
@@ -38,6 +40,12 @@ class SegmentStore(Protocol):
 
     def read_wait(self, batch: SegmentBatch) -> None:
         """Read what is left, waiting for the disk. What does not verify is marked damaged."""
+
+    def begin_read(self) -> int:
+        """A helper thread is about to read. What segments point to now stays readable until `end_read`."""
+
+    def end_read(self, read: int) -> None:
+        """It is done; `read` is what `begin_read` returned."""
 
     def put_namespace(self, namespace_id: int, fields: tuple[str, ...], block_size: int, key_check: bytes) -> None:
         """Record a namespace; `key_check` (8 bytes) tells later whether a key is its key."""
@@ -48,11 +56,32 @@ class SegmentStore(Protocol):
     def put_worker_mark(self, worker: int, generation: int, seq: int) -> None:
         """Record a worker's generation and the highest seq applied (-1: none)."""
 
+    def append_journal(self) -> None:
+        """Put the routing changes so far, which `journal` has, into the log."""
+
+    journal: Callable[[], Iterable[bytes]] | None
+    """Asked before each group of records ends: routing changes to go with it."""
+
+    def keep_from(self, number: int) -> None:
+        """Log files from this number on are needed by the oldest kept snapshot."""
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Where the next record will stand, unless its file is full: (file, offset)."""
+
     async def room(self) -> None:
         """Wait until more may be put: what is not written yet is bounded."""
 
     async def sync(self) -> None:
         """Make all that was put durable. Raises StorePoisonedError, StoreFullError."""
+
+    @property
+    def full(self) -> bool:
+        """Is what is new refused for lack of space?"""
+
+    @property
+    def bytes_appended(self) -> int:
+        """Bytes put since the store was opened."""
 
     @property
     def lsn(self) -> int:
@@ -61,6 +90,9 @@ class SegmentStore(Protocol):
     @property
     def durable_lsn(self) -> int:
         """LSN through which all records are durable."""
+
+    def poison(self, error: OSError) -> None:
+        """The disk has failed elsewhere in this store: nothing is acknowledged any more."""
 
     def statistics(self) -> StoreStatistics:
         """Counters at this moment."""

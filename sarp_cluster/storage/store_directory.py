@@ -4,6 +4,9 @@ LOCK                 held (flock) by the one process that has the store open
 secret               32 random bytes that key the block IDs of its namespaces, unless the owner gives a secret
 secret.tmp           a secret that was being made when the process ended
 log-NNNNN.sarp       log files, see docs/formats.md
+run-NNNNNN.sarp      runs: sorted changes of the index, see docs/formats.md
+manifest-NNNNNN.sarp   snapshots: which runs are the index at which LSN; .tmp: one that was being written; .bad: one
+                     that names a run which is damaged
 cut-NNNNN-OFFSET.sarp  a tail that recovery took out of a log file; nothing reads it, it may be deleted
 """
 
@@ -22,6 +25,8 @@ SECRET_NAME: Final = "secret"  # noqa: S105  # the name of a file
 SECRET_TEMPORARY_NAME: Final = "secret.tmp"  # noqa: S105
 SECRET_BYTES: Final = 32
 LOG_NAME: Final = re.compile(r"log-(\d{5})\.sarp")
+RUN_NAME: Final = re.compile(r"run-(\d{6})\.sarp")
+MANIFEST_NAME: Final = re.compile(r"manifest-(\d{6})\.(sarp|tmp|bad)")
 CUT_NAME: Final = re.compile(r"cut-\d{5}-\d+\.sarp")
 
 
@@ -74,9 +79,20 @@ def log_files(directory: Path, file_system: FileSystem = DISK) -> dict[int, Path
         match = LOG_NAME.fullmatch(name)
         if match:
             found[int(match[1])] = directory / name
-        elif name not in (LOCK_NAME, SECRET_NAME, SECRET_TEMPORARY_NAME) and not CUT_NAME.fullmatch(name):
+        elif name not in (LOCK_NAME, SECRET_NAME, SECRET_TEMPORARY_NAME) and not any(
+            pattern.fullmatch(name) for pattern in (CUT_NAME, RUN_NAME, MANIFEST_NAME)
+        ):
             raise StorageError(f"{directory} is no store: it has {name} in it")
     return dict(sorted(found.items()))
+
+
+def snapshot_numbers(file_system: FileSystem, directory: Path) -> list[int]:
+    """Numbers of the runs and manifests that are there, of any kind."""
+    return [
+        int(match[1])
+        for name in file_system.names(directory)
+        if (match := RUN_NAME.fullmatch(name) or MANIFEST_NAME.fullmatch(name))
+    ]
 
 
 def load_secret(directory: Path, file_system: FileSystem = DISK) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sarp_cluster.config import IndexConfig
 from sarp_cluster.core.matching import Search
@@ -16,14 +16,18 @@ from sarp_cluster.core.parameters import SarpParameters
 from sarp_cluster.core.routing_directory import RoutingDirectory
 from sarp_cluster.core.routing_points import RoutingPoints
 from sarp_cluster.core.segment_table import SegmentTable
-from sarp_cluster.errors import InvariantViolationError, SarpError
+from sarp_cluster.errors import CorruptRecordError, StorageError
 from sarp_cluster.storage.log_replay import next_record, replay
 from sarp_cluster.storage.log_tail import LogTail
-from sarp_cluster.storage.record import RecordType
-from sarp_cluster.storage.recovery import check_header, file_header, header_segment_blocks, vouched_behind
+from sarp_cluster.storage.record import RecordType, read_frame
+from sarp_cluster.storage.recovery import Progress, check_header, header_prefix, header_segment_blocks, vouched_behind
 from sarp_cluster.storage.store_directory import lock, log_files
+from sarp_cluster.storage.verify_rows import bad_rows
 
 SEGMENTS_A_READ: Final = 1_024
+FRAME_BYTES: Final = 32
+HEADER_BYTES_MAX: Final = 4_096
+BLOCKS_A_POINT_MIN: Final = 2
 READ: Final = 1
 
 
@@ -54,108 +58,177 @@ class Verification:
         return all(finding.harmless for finding in self.findings)
 
 
-def verify(directory: Path) -> Verification:
-    """Look over the store in `directory`. Raises StorageError when a process has it open or it is no store."""
+def verify(directory: Path, progress: Progress | None = None) -> Verification:
+    """Look over the store in `directory`. Raises StorageError when a process has it open or it is no store.
+
+    `progress` is told (bytes done, bytes in all); each byte counts twice: once as a record, once as part of a segment.
+    """
     if not directory.is_dir():
         raise FileNotFoundError(f"{directory}: no such store")
     descriptor = lock(directory)
     try:
-        return _verify_locked(directory)
+        return _Verifier(directory, progress).run()
     finally:
         os.close(descriptor)
 
 
-def _verify_locked(directory: Path) -> Verification:
-    found = Verification()
-    table = SegmentTable()
-    files = log_files(directory)
-    segment_blocks = 0
-    lsn = 0
-    torn = False
-    for number, path in files.items():
-        data = path.read_bytes()
-        found.files += 1
-        found.bytes += len(data)
-        others: list[tuple[int, bytes]] = []
-        at = 0
-        while not torn:
-            at, lsn = replay(table, data, number, lsn, others, at)
-            if at == len(data):
-                break
-            at, lsn = _explain(found, files, (number, at), data, lsn)
-            torn = found.findings[-1].harmless  # what is behind it is no part of the store
-        for kind, payload in others:
-            if kind == RecordType.FILE_HEADER:
-                segment_blocks = segment_blocks or header_segment_blocks(payload, path)
-                check_header(payload, path, segment_blocks)
-    found.last_lsn = lsn
-    if segment_blocks and found.clean:
-        _verify_segments(found, table, files, segment_blocks)
-    return found
+def config_for(segment_blocks: int) -> IndexConfig:
+    """Settings with which a store of such segments can be looked at, whatever those are with which it is used."""
+    return IndexConfig(
+        segment_blocks=segment_blocks, base_points=min(IndexConfig().base_points, segment_blocks // BLOCKS_A_POINT_MIN)
+    )
 
 
-def _explain(
-    found: Verification, files: dict[int, Path], at: tuple[int, int], data: bytes, lsn: int
-) -> tuple[int, int]:
-    """Note what is wrong at (file, offset). Returns the offset at which to go on, and the LSN to go on from."""
-    number, offset = at
-    name = files[number].name
-    resumed, next_lsn = next_record(data, offset, number)
-    vouched = vouched_behind(files, number, data, offset)
-    if resumed == offset:
-        if next_lsn == lsn + 1:
-            what = "a record verifies but makes no sense here: what it changes is missing"
-            found.findings.append(Finding(name, offset, what))
-            return _behind(data, offset, number), next_lsn
+def store_segment_blocks(directory: Path) -> int:
+    """Blocks a segment of the store in `directory`, from the header of its first log file. Opens nothing else.
+
+    Raises FileNotFoundError without a directory, StorageError for one without a log that this program reads.
+    """
+    if not directory.is_dir():
+        raise FileNotFoundError(f"{directory}: no such store")
+    for number, path in log_files(directory).items():
+        with path.open("rb") as file:
+            start = file.read(HEADER_BYTES_MAX)
+        header = read_frame(start, 0, number, 0)
+        if header is None or header.type != RecordType.FILE_HEADER:
+            raise CorruptRecordError(f"{path}: the record at offset 0 is no file header that verifies")
+        blocks = header_segment_blocks(start[FRAME_BYTES:], path)
+        check_header(start[FRAME_BYTES:], path, blocks)
+        return blocks
+    raise StorageError(f"{directory} is no store: it has no log file in it")
+
+
+class _Verifier:
+    """One look over one store."""
+
+    def __init__(self, directory: Path, progress: Progress | None) -> None:
+        self._files = log_files(directory)
+        self._progress = progress
+        self._bytes = sum(path.stat().st_size for path in self._files.values())
+        self._table = SegmentTable()
+        self._namespaces: set[int] = set()
+        self._workers: set[int] = set()
+        self._found = Verification()
+
+    def run(self) -> Verification:
+        """Records first; segments only where all of them are there."""
+        segment_blocks = self._records()
+        if segment_blocks and self._found.clean:
+            self._segments(segment_blocks)
+        return self._found
+
+    def _tell(self, done: float) -> None:
+        if self._progress is not None:
+            self._progress(int(done), 2 * self._bytes)
+
+    def _at(self, place: int, what: str) -> None:
+        """Note what is wrong with the segment whose record stands at a place."""
+        self._found.findings.append(Finding(self._files[place >> 48].name, (place & 0xFFFFFFFF) << 3, what))
+
+    # --- records ------------------------------------------------------------------------------------------------------
+
+    def _records(self) -> int:
+        """Look at every record of every file. Returns how many blocks a segment has; 0: there is none."""
+        found, segment_blocks, lsn, torn = self._found, 0, 0, False
+        for number, path in self._files.items():
+            data = path.read_bytes()
+            found.files += 1
+            found.bytes += len(data)
+            others: list[tuple[int, bytes]] = []
+            at = 0
+            while not torn:
+                at, lsn = replay(self._table, data, number, lsn, others, at)
+                if at == len(data):
+                    break
+                at, lsn = self._explain(number, at, data, lsn)
+                torn = found.findings[-1].harmless  # what is behind it is no part of the store
+            for kind, payload in others:
+                if kind == RecordType.FILE_HEADER:
+                    segment_blocks = segment_blocks or header_segment_blocks(payload, path)
+                    check_header(payload, path, segment_blocks)
+                elif kind == RecordType.NAMESPACE:
+                    self._namespaces.add(int.from_bytes(payload[:4], "little"))
+                elif kind == RecordType.WORKER:
+                    self._workers.add(int.from_bytes(payload[:4], "little"))
+            self._tell(found.bytes)
+        found.last_lsn = lsn
+        return segment_blocks
+
+    def _explain(self, number: int, offset: int, data: bytes, lsn: int) -> tuple[int, int]:
+        """Note what is wrong at an offset of a file. Returns where to go on, and the LSN to go on from."""
+        name = self._files[number].name
+        resumed, next_lsn = next_record(data, offset, number)
+        vouched = vouched_behind(self._files, number, data, offset)
+        findings = self._found.findings
+        if resumed == offset:
+            if next_lsn == lsn + 1:
+                what = "a record verifies but makes no sense here: what it changes is missing"
+                findings.append(Finding(name, offset, what))
+                return _behind(data, offset, number), next_lsn
+            if vouched > lsn:
+                findings.append(Finding(name, offset, f"LSN {next_lsn} follows LSN {lsn}: records are missing"))
+                return offset, next_lsn - 1
         if vouched > lsn:
-            what = f"LSN {next_lsn} follows LSN {lsn}: records are missing"
-            found.findings.append(Finding(name, offset, what))
-            return offset, next_lsn - 1
-    if vouched > lsn:
-        what = f"{resumed - offset} bytes do not verify, although records through LSN {vouched} were durable"
-        found.findings.append(Finding(name, offset, what))
-    else:
-        tail = len(data) - offset + sum(path.stat().st_size for later, path in files.items() if later > number)
-        what = f"{tail} bytes of a tail that was never acknowledged"
-        found.findings.append(Finding(name, offset, what, harmless=True))
+            what = f"{resumed - offset} bytes do not verify, although records through LSN {vouched} were durable"
+            findings.append(Finding(name, offset, what))
+            return resumed, max(lsn, next_lsn - 1)
+        tail = len(data) - offset + sum(path.stat().st_size for later, path in self._files.items() if later > number)
+        findings.append(Finding(name, offset, f"{tail} bytes of a tail that was never acknowledged", harmless=True))
         return offset, lsn
-    return resumed, max(lsn, next_lsn - 1)
+
+    # --- segments -----------------------------------------------------------------------------------------------------
+
+    def _segments(self, segment_blocks: int) -> None:
+        """Do the segments hang together, and do the records of each agree?"""
+        for slot, what in bad_rows(self._table, segment_blocks):
+            self._at((self._table.describe(slot) or {})["image"], f"segment {slot}: {what}")
+        if not self._found.clean:
+            return  # what they refer to cannot be followed
+        self._table.finish_restore()
+        self._read(segment_blocks)
+        self._found.segments, self._found.blocks = self._table.segments, self._table.blocks
+
+    def _read(self, segment_blocks: int) -> None:
+        """Read every segment."""
+        parameters = SarpParameters(config_for(segment_blocks))
+        directory = RoutingDirectory(parameters)
+        search = Search(parameters, directory, RoutingPoints(parameters, directory), self._table)
+        next_file = 1 + max(self._files)
+        tail = LogTail(1 << 28, next_file, next_file, self._found.last_lsn, header_prefix(segment_blocks))
+        descriptors = [(number, os.open(path, os.O_RDONLY | os.O_CLOEXEC)) for number, path in self._files.items()]
+        done = 0
+        try:
+            for number, descriptor in descriptors:
+                tail.set_descriptor(number, descriptor)
+            for slots in self._table.slots_in_use(SEGMENTS_A_READ):
+                search.load_segments(slots)
+                tail.read_wait(search.batch)
+                for segment in search.batch.describe():
+                    self._check(segment)
+                done += len(slots)
+                self._tell(self._bytes * (1 + done / self._table.segments))
+        finally:
+            for _, descriptor in descriptors:
+                os.close(descriptor)
+
+    def _check(self, segment: dict[str, Any]) -> None:
+        """Do a segment's records agree with one another and with what the log has beside them?"""
+        what = None
+        if segment["state"] != READ:
+            what = "image and delta do not agree with each other or the table"
+        elif segment["namespace"] not in self._namespaces:
+            what = f"namespace {segment['namespace']} is not in the log"
+        else:
+            home = (1 << segment["count"]) - (1 << segment["fork"])
+            for run in segment["runs"]:
+                if run["worker"] not in self._workers:
+                    what = f"worker {run['worker']} is not in the log"
+                elif run["mask"] & ~home:
+                    what = f"worker {run['worker']} holds blocks that are at home elsewhere"
+        if what is not None:
+            self._at(segment["delta"] or segment["image"], f"segment {segment['slot']}: {what}")
 
 
 def _behind(data: bytes, at: int, number: int) -> int:
     """The offset of the next record behind the one at `at`."""
     return next_record(data, at + 8, number)[0]
-
-
-def _verify_segments(found: Verification, table: SegmentTable, files: dict[int, Path], segment_blocks: int) -> None:
-    """Read every segment, check that its records agree, and that the segments hang together."""
-    try:
-        table.finish_restore()
-        table.validate(segment_blocks)
-    except SarpError as error:
-        found.findings.append(Finding("", 0, str(error)))
-        return
-    # Nothing is looked up here, so any routing points that fit into a segment will do.
-    parameters = SarpParameters(IndexConfig(segment_blocks=segment_blocks, base_points=2))
-    directory = RoutingDirectory(parameters)
-    search = Search(parameters, directory, RoutingPoints(parameters, directory), table)
-    next_file = 1 + max(files)
-    tail = LogTail(1 << 28, next_file, next_file, found.last_lsn, file_header(segment_blocks))
-    descriptors = [(number, os.open(path, os.O_RDONLY | os.O_CLOEXEC)) for number, path in files.items()]
-    try:
-        for number, descriptor in descriptors:
-            tail.set_descriptor(number, descriptor)
-        for slots in table.slots_in_use(SEGMENTS_A_READ):
-            search.load_segments(slots)
-            tail.read_wait(search.batch)
-            for segment in search.batch.describe():
-                if segment["state"] != READ:
-                    place = segment["delta"] or segment["image"]
-                    what = f"segment {segment['slot']}: image and delta do not agree with each other or the table"
-                    found.findings.append(Finding(files[place >> 48].name, (place & 0xFFFFFFFF) << 3, what))
-    except InvariantViolationError as error:
-        found.findings.append(Finding("", 0, str(error)))
-    finally:
-        for _, descriptor in descriptors:
-            os.close(descriptor)
-    found.segments, found.blocks = table.segments, table.blocks

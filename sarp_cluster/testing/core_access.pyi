@@ -29,3 +29,15 @@ def remove(table: SegmentTable, slot: int) -> None:
 
 def load(table: SegmentTable, slots: Iterable[int]) -> SegmentBatch:
     """A batch of what the table knows of these segments."""
+
+def row(table: SegmentTable, slot: int) -> bytes | None:
+    """The 40 bytes of a row as searches see it, or None if its page is not loaded, which is then noted as missed."""
+
+def replay_images(table: SegmentTable, batch: SegmentBatch, had_delta: bool = False) -> bool:
+    """Replay the segments of a batch as images behind a snapshot. False at the first that makes no sense."""
+
+def replay_deltas(table: SegmentTable, batch: SegmentBatch, had_delta: bool = False) -> bool:
+    """The same as deltas: slot, tag, namespace, delta and count of each count."""
+
+def replay_removals(table: SegmentTable, batch: SegmentBatch) -> bool:
+    """Replay that the segments of a batch are gone."""

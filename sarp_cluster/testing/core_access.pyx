@@ -1,13 +1,15 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """What the core's tables do for compiled callers only, from Python: for tests."""
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
 from sarp_cluster.core.posting_tree cimport FIRST_SLOT, Posting
 from sarp_cluster.core.routing_directory cimport RoutingDirectory
-from sarp_cluster.core.segment cimport SegmentBatch
+from sarp_cluster.core.segment cimport SegmentBatch, SegmentColumns
+from sarp_cluster.core.segment_row cimport SegmentRow
 from sarp_cluster.core.segment_table cimport SegmentTable
+from sarp_cluster.core.table_replay cimport replay_delta, replay_image, replay_removal
 
 
 def set_state(RoutingDirectory directory, uint64_t key, int point, int state):
@@ -76,3 +78,42 @@ def load(SegmentTable table, slots):
         item = batch.append()
         table.load(slot, &batch.item[item])
     return batch
+
+
+def row(SegmentTable table, uint32_t slot):
+    """The 40 bytes of a row as searches see it, or None if its page is not loaded, which is then noted as missed."""
+    if not FIRST_SLOT <= slot < table.next_slot:
+        raise ValueError(f"slot {slot} was never allocated")
+    cdef SegmentRow* found = table.row(slot)
+    return (<const uint8_t*>found)[: sizeof(SegmentRow)] if table.loaded(slot) else None
+
+
+def replay_images(SegmentTable table, SegmentBatch batch, bint had_delta=False):
+    """Replay the segments of a batch as images behind a snapshot. False at the first that makes no sense."""
+    cdef int i
+    for i in range(batch.count):
+        if not replay_image(table, &batch.item[i], had_delta):
+            return False
+    return True
+
+
+def replay_deltas(SegmentTable table, SegmentBatch batch, bint had_delta=False):
+    """The same as deltas: slot, tag, namespace, delta and count of each count."""
+    cdef SegmentColumns* item
+    cdef int i
+    for i in range(batch.count):
+        item = &batch.item[i]
+        if not replay_delta(
+            table, item.slot, item.tag, item.namespace_id, item.delta, item.count, item.count_before, had_delta
+        ):
+            return False
+    return True
+
+
+def replay_removals(SegmentTable table, SegmentBatch batch):
+    """Replay that the segments of a batch are gone."""
+    cdef int i
+    for i in range(batch.count):
+        if not replay_removal(table, &batch.item[i]):
+            return False
+    return True

@@ -63,6 +63,7 @@ cdef int fill_row(SegmentBatch batch, fields) except -1:
     columns.origin_tag = fields.get("origin_tag", 0)
     columns.fork = fields.get("fork", 0)
     columns.count = len(fields["ids"])
+    columns.count_before = fields.get("count_before", 0)
     columns.image_count = 0
     columns.state = TO_READ
     columns.write = 0

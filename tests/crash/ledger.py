@@ -25,7 +25,7 @@ CONFIG: Final = IndexConfig(
     refinement_threshold=4,
     pruning_threshold=2,
     retrieval_max=None,
-    merge_postings_min=8,
+    snapshot_log_bytes=4_096,
     delta_segments_max=8,
     log_file_bytes=4_096,
 )

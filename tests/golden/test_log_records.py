@@ -12,7 +12,7 @@ import pytest
 from sarp_cluster.core.segment import SegmentBatch
 from sarp_cluster.storage.log_tail import LogTail
 from sarp_cluster.storage.record import RecordType, read_frame
-from sarp_cluster.storage.recovery import file_header
+from sarp_cluster.storage.recovery import header_prefix
 from sarp_cluster.testing.segments import make_unread_batch, pack_place
 from tests.golden.log_records import (
     EXTENDED,
@@ -67,7 +67,8 @@ def payload(name: str) -> bytes:
 
 
 def test_a_file_header_names_the_version_and_the_segment_size() -> None:
-    assert payload("file-header") == file_header(64) == b"SARPLOG1" + struct.pack("<II", 64, 0)
+    prefix, older = header_prefix(64), 0
+    assert payload("file-header") == prefix + struct.pack("<I", older) == b"SARPLOG2" + struct.pack("<II", 64, 0)
 
 
 def test_a_group_vouches_for_what_was_durable() -> None:
@@ -104,7 +105,7 @@ def read_back(directory: Path, segment: dict[str, Any], image: str, delta: str |
     batch: SegmentBatch = make_unread_batch(
         [segment | {"image": places[image], "delta": places[delta] if delta else 0}]
     )
-    tail = LogTail(2**20, incarnation=2, file=2, lsn=100, header=file_header(64))
+    tail = LogTail(2**20, incarnation=2, file=2, lsn=100, header=header_prefix(64))
     descriptor = os.open(path, os.O_RDONLY)
     try:
         tail.set_descriptor(1, descriptor)

@@ -98,7 +98,7 @@ def tiny_configs(
         strategy=st.sampled_from(("wave", "stepwise")),
         routing_key_bits=routing_key_bits,
         filter_field_bits=filter_field_bits,
-        merge_postings_min=st.integers(1, 8),
+        snapshot_log_bytes=st.integers(1, 4_096),
         delta_segments_max=st.integers(0, 2),
         log_file_bytes=st.just(4_096),
     )

@@ -6,9 +6,7 @@ import asyncio
 from pathlib import Path
 
 from sarp_cluster.config import IndexConfig
-from sarp_cluster.core.segment_table import SegmentTable
 from sarp_cluster.testing.reference_index import chained_block_ids
-from sarp_cluster.testing.stores import open_log_store
 from sarp_cluster.types import HashProfile, NamespaceSpec, Worker
 from shard.index import Index
 from tests.property import scenarios
@@ -19,9 +17,8 @@ CONFIG = IndexConfig(segment_blocks=8, base_points=2, refinement_threshold=2, pr
 
 async def test_a_cancelled_step_is_done_again(tmp_path: Path) -> None:
     # Without the index's own background task: each step here is the test's, so that it is this one that is cancelled.
-    table = SegmentTable()
-    store = await open_log_store(tmp_path / "log", table=table, segment_blocks=CONFIG.segment_blocks)
-    index = Index(CONFIG, store, table, scenarios.SECRET)
+    index = await Index.open(tmp_path / "log", CONFIG, secret=scenarios.SECRET)
+    await index.stop_background()
     try:
         namespace = index.create_namespace(NamespaceSpec(tenant="t", model="m", hash_profile=HashProfile.OPAQUE))
         sequences = [chained_block_ids((0, 0, 0, 0, 0, 0, token, token)) for token in range(6)]

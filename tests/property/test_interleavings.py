@@ -227,7 +227,7 @@ EAGER: Final = IndexConfig(
     refinement_threshold=2,
     pruning_threshold=1,
     retrieval_max=None,
-    merge_postings_min=1,
+    snapshot_log_bytes=1_024,
     delta_segments_max=0,
     log_file_bytes=4_096,
 )
@@ -305,8 +305,8 @@ def test_an_operation_may_be_cancelled_anywhere_and_tried_again(cancelled: str, 
 
     async def scenario(loop: ScheduledLoop, schedule: Iterator[Delay], index: Index) -> bool:
         # Without its own background task, which would take the steps that are to be cancelled here.
-        assert index._runner is not None
-        index._runner.cancel()
+        for runner in index._runners:
+            runner.cancel()
         arena = Arena(index, removers)
         await _load(arena)
         with reads_wait(index):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from itertools import pairwise
+from typing import TypeVar
 
 import pytest
 from hypothesis import settings
@@ -12,10 +14,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sarp_cluster.config import IndexConfig
 from sarp_cluster.core.parameters import SarpParameters
+from sarp_cluster.core.posting_run import PostingRun
 from sarp_cluster.core.routing_directory import RoutingDirectory
+from sarp_cluster.core.run_merge import RunMerge
 from sarp_cluster.testing.core_access import probe, set_state, slots_after
 from sarp_cluster.testing.reference_directory import PAPER_LAYOUT, WIDE_LAYOUT, FilterLayout, ReferenceDirectory
 
+T = TypeVar("T")
 FIRST_SLOT, SLOT_MAX = 4096, 2**31 - 4097
 LOW_64 = 2**64 - 1
 ALL_BITS = 2**128 - 1
@@ -54,6 +59,41 @@ def assert_candidates(directory: RoutingDirectory, reference: ReferenceDirectory
     assert (found[0][1] if found else -1) == potential // reference.layout.stride
 
 
+def load_missed(directory: RoutingDirectory, chunks: dict[tuple[int, int], bytes]) -> bool:
+    """Install the chunks that were wanted. False if none was."""
+    missed = directory.take_missed()
+    for number, chunk in missed:
+        directory.install_chunk(number, chunk, chunks[number, chunk])
+    return bool(missed)
+
+
+def load_all(
+    directory: RoutingDirectory, chunks: dict[tuple[int, int], bytes], only_missed_of: ReferenceDirectory
+) -> None:
+    """Ask for everything as long as something was missed, with the right answers in the end; then load the rest."""
+    for key in [*only_missed_of.lists, 5]:
+        for point in POINTS:
+            while True:
+                found = probe(directory, key, point)
+                if not load_missed(directory, chunks):
+                    break
+            assert found == (key in only_missed_of.lists, only_missed_of.states.get((key, point), 0))
+        while True:
+            counted = directory.count(key)
+            if not load_missed(directory, chunks):
+                break
+        assert counted == len(only_missed_of.lists.get(key, []))
+        for value, _ in only_missed_of.lists.get(key, [])[:5]:
+            while True:
+                found_candidates = directory.candidates(key, value >> 64, value & LOW_64)
+                if not load_missed(directory, chunks):
+                    break
+            assert sorted(found_candidates) == sorted(only_missed_of.candidates(key, value))
+    for (number, chunk), data in chunks.items():
+        directory.install_chunk(number, chunk, data)
+    assert directory.unloaded == sum(run.unloaded for run in directory.runs) == 0
+
+
 class DirectoryMachine(RuleBasedStateMachine):
     """Changes, states and merges in any order; small lists with colliding keys, and now and then a large one."""
 
@@ -62,7 +102,11 @@ class DirectoryMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.directory = RoutingDirectory(SarpParameters(config(self.layout)))
+        self.directory.journaling = True
         self.reference = ReferenceDirectory(self.layout)
+        self.merge: RunMerge | None = None
+        self.runs_made = 0
+        self.counts: tuple[int, int, set[tuple[int, int, int]]] = (0, 0, set())
 
     @rule(data=st.data(), key=KEYS, slot=SLOTS)
     def add(self, data: st.DataObject, key: int, slot: int) -> None:
@@ -122,17 +166,70 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.reference.states[key, point] = state
         set_state(self.directory, key, point, state)
 
+    @precondition(lambda self: self.merge is None and not self.directory.frozen and len(self.directory.runs) < 9)
     @rule()
-    def begin_merge(self) -> None:
-        self.directory.begin_merge()
-        assert self.directory.merging
+    def freeze(self) -> None:
+        """As a snapshot does: the journal up to here belongs to what is frozen."""
+        self.directory.take_journal()
+        self.counts = (self.directory.registrations, self.directory.entries, set(self.directory.building))
+        self.directory.freeze()
+        assert self.directory.overlay_postings == 0
 
-    @rule(limit=st.integers(1, 80))
+    @precondition(lambda self: self.merge is None and self.directory.frozen)
+    @rule(more=st.integers(0, 3))
+    def merge_frozen(self, more: int) -> None:
+        levels = 1 + min(more, len(self.directory.runs))
+        self.merge = self.directory.begin_merge(1, levels, self.next_run())
+
+    @precondition(lambda self: self.merge is None and len(self.directory.runs) > 1)
+    @rule(data=st.data())
+    def merge_runs(self, data: st.DataObject) -> None:
+        runs = len(self.directory.runs)
+        levels = data.draw(st.integers(2, runs))
+        first = data.draw(st.integers(0, runs - levels))
+        self.merge = self.directory.begin_merge(1 + self.directory.frozen + first, levels, self.next_run())
+
+    def next_run(self) -> int:
+        self.runs_made += 1
+        return self.runs_made
+
+    @precondition(lambda self: self.merge is not None)
+    @rule(limit=st.integers(1, 400))
     def merge_step(self, limit: int) -> None:
-        merging = self.directory.merging
-        more = self.directory.merge_step(limit)
-        assert merging or not more
-        assert self.directory.merging == more
+        assert self.merge is not None
+        if not self.merge.step(limit):
+            self.directory.finish_merge(self.merge)
+            self.merge = None
+
+    @precondition(lambda self: self.merge is None and not self.directory.frozen and len(self.directory.runs) < 9)
+    @rule()
+    def restart(self) -> None:
+        """A directory that knows its runs by their indexes alone, and the journal since they were written."""
+        fresh = RoutingDirectory(SarpParameters(config(self.layout)))
+        self.chunks = {
+            (run.number, chunk): bytes(run.chunk(chunk)) for run in self.directory.runs for chunk in range(run.chunks)
+        }
+        for run in self.directory.runs:
+            fresh.attach(PostingRun.lazy(run.number, run.index()))
+        fresh.restore_counts(*self.counts)
+        fresh.journaling = True
+        journal = self.directory.take_journal()
+        for payload in journal:
+            fresh.apply_journal(payload)
+        self.counts = (fresh.registrations, fresh.entries, set(fresh.building))
+        assert fresh.building == self.directory.building
+        assert fresh.missed == 0
+        self.directory = fresh
+        # What follows is journaled on top of what was: as if a snapshot had been taken right now.
+        load_all(fresh, self.chunks, only_missed_of=self.reference)
+        self.freeze_and_write()
+
+    def freeze_and_write(self) -> None:
+        self.directory.freeze()
+        merge = self.directory.begin_merge(1, 1, self.next_run())
+        while merge.step(1_000):
+            pass
+        self.directory.finish_merge(merge)
 
     @rule(data=st.data(), key=KEYS)
     def search(self, data: st.DataObject, key: int) -> None:
@@ -222,9 +319,9 @@ def test_a_directory_of_many_postings(layout: FilterLayout) -> None:
             assert directory.add_posting(key, value >> 64, value & LOW_64, slot)
             listed.append((key, value, slot))
         if step % 30_000 == 0:
-            directory.begin_merge()
-        if step % 100 == 0:
-            directory.merge_step(500)
+            snapshot(directory, step)
+        if step % 90_000 == 0:
+            merge_levels(directory, 1, 2, step + 1)
         if step % 73_000 == 0:
             directory.validate()
     assert len(listed) > 195_000
@@ -234,6 +331,17 @@ def test_a_directory_of_many_postings(layout: FilterLayout) -> None:
     reference.lists = {key: sorted(postings) for key, postings in by_key.items()}
     directory.validate()
     assert directory.postings() == reference.postings()
+    assert len(directory.runs) > 4
+    directory, chunks = reopened(directory, layout)
+    assert 0 < directory.unloaded == len(chunks)
+    ask(directory, chunks, lambda: directory.count(hot))
+    some = [one for one in rng.sample(listed, 50) if one[0] != hot]
+    for key, _, _ in some:
+        assert ask(directory, chunks, lambda key=key: directory.count(key)) == len(by_key[key])  # type: ignore[misc]
+    assert directory.unloaded < len(chunks)
+    while ask(directory, chunks, directory.postings) != reference.postings():
+        pytest.fail("a directory that was loaded piece by piece differs")
+    assert directory.unloaded == 0
     assert directory.registrations == len(listed)
     assert directory.entries == len(by_key)
     for key, value, _ in rng.sample([one for one in listed if one[0] != hot], 300):
@@ -252,37 +360,87 @@ def test_a_directory_of_many_postings(layout: FilterLayout) -> None:
     assert walked == len(by_key[hot])
 
 
+def snapshot(directory: RoutingDirectory, number: int) -> None:
+    """Freeze the overlay and write it as a run."""
+    directory.freeze()
+    merge_levels(directory, 1, 1, number)
+
+
+def merge_levels(directory: RoutingDirectory, first: int, levels: int, number: int) -> None:
+    """Merge neighbouring levels into a run."""
+    merge = directory.begin_merge(first, levels, number)
+    while merge.step(100):
+        pass
+    directory.finish_merge(merge)
+
+
+def reopened(
+    directory: RoutingDirectory, layout: FilterLayout
+) -> tuple[RoutingDirectory, dict[tuple[int, int], bytes]]:
+    """As after a snapshot and a restart: all in runs, none of them in memory. And the chunks."""
+    snapshot(directory, 2**31)
+    chunks = {(run.number, chunk): bytes(run.chunk(chunk)) for run in directory.runs for chunk in range(run.chunks)}
+    fresh = RoutingDirectory(SarpParameters(config(layout)))
+    for run in directory.runs:
+        fresh.attach(PostingRun.lazy(run.number, run.index()))
+    fresh.restore_counts(directory.registrations, directory.entries, directory.building)
+    return fresh, chunks
+
+
+def ask(directory: RoutingDirectory, chunks: dict[tuple[int, int], bytes], question: Callable[[], T]) -> T:
+    """The answer of a directory whose chunks are loaded as they are missed."""
+    while True:
+        answer = question()
+        if not load_missed(directory, chunks):
+            return answer
+
+
 def test_a_list_that_was_discarded_and_merged_away_is_gone() -> None:
     directory = RoutingDirectory(SarpParameters(config(WIDE_LAYOUT)))
     for slot in range(FIRST_SLOT, FIRST_SLOT + 500):
         directory.add_posting(7, slot, 0, slot)
-    directory.begin_merge()
-    while directory.merge_step(100):
-        pass
-    assert (directory.overlay_postings, directory.base_postings) == (0, 500)
+    snapshot(directory, 1)
+    assert (directory.overlay_postings, [run.postings for run in directory.runs]) == (0, [500])
     for slot in range(FIRST_SLOT, FIRST_SLOT + 500):
         directory.discard_posting(7, slot, 0, slot)
     assert directory.overlay_postings == 500  # removals
     assert directory.candidates(7, 300, 0) == []
     assert probe(directory, 7, 0) == (False, 0)
-    directory.begin_merge()
-    while directory.merge_step(100):
-        directory.validate()
-    assert (directory.overlay_postings, directory.base_postings) == (0, 0)
+    snapshot(directory, 2)
+    directory.validate()
+    assert [run.postings for run in directory.runs] == [500, 500]
+    merge_levels(directory, 1, 2, 3)
+    assert [run.postings for run in directory.runs] == [0]
     directory.validate()
 
 
-def test_appending_in_order_packs_the_nodes() -> None:
-    """A merge appends in order: its nodes end up full."""
+def test_what_was_removed_and_registered_again_is_there_once_after_a_replay_over_an_older_snapshot() -> None:
+    """The journal is laid over a state older than the one it was written against, when a newer snapshot was damaged."""
+    directory = RoutingDirectory(SarpParameters(config(WIDE_LAYOUT)))
+    directory.journaling = True
+    directory.add_posting(7, 1, 0, FIRST_SLOT)
+    before = directory.take_journal()
+    snapshot(directory, 1)
+    directory.discard_posting(7, 1, 0, FIRST_SLOT)
+    directory.add_posting(7, 1, 0, FIRST_SLOT)
+    after = directory.take_journal()
+    for payloads in (before + after, [*before, *after, *after]):
+        fresh = RoutingDirectory(SarpParameters(config(WIDE_LAYOUT)))
+        for payload in payloads:
+            fresh.apply_journal(payload)
+        assert fresh.postings() == directory.postings() == [(7, 1, 0, FIRST_SLOT)]
+        fresh.validate()
+
+
+def test_a_snapshot_packs() -> None:
+    """A run takes 28 bytes a posting, but for its last chunk."""
     directory = RoutingDirectory(SarpParameters(config(WIDE_LAYOUT)))
     keys = list(range(20_000))
     random.Random(1).shuffle(keys)
     for key in keys:
-        directory.add_posting(key, 0, 0, FIRST_SLOT + key)
+        directory.add_posting(key << 45, 0, 0, FIRST_SLOT + key)
     scattered = directory.resident_bytes
-    directory.begin_merge()
-    while directory.merge_step(1_000):
-        pass
+    snapshot(directory, 1)
     directory.validate()
     assert directory.resident_bytes < 0.8 * scattered
-    assert directory.resident_bytes < 30 * len(keys)
+    assert directory.resident_bytes < 33 * len(keys)

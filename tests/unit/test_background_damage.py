@@ -6,10 +6,8 @@ import asyncio
 from pathlib import Path
 
 from sarp_cluster.config import IndexConfig
-from sarp_cluster.core.segment_table import SegmentTable
 from sarp_cluster.storage.store_directory import log_file_name
 from sarp_cluster.testing.reference_index import chained_block_ids
-from sarp_cluster.testing.stores import open_log_store
 from sarp_cluster.types import HashProfile, NamespaceSpec, Worker
 from shard.index import Index
 
@@ -22,9 +20,8 @@ def spoil(directory: Path) -> None:
 
 
 async def test_background_work_ends_where_a_segment_with_a_delta_is_damaged(tmp_path: Path) -> None:
-    table = SegmentTable()
-    store = await open_log_store(tmp_path / "log", table=table)
-    index = Index(IndexConfig(delta_segments_max=0), store, table, bytes(32))
+    index = await Index.open(tmp_path / "log", IndexConfig(delta_segments_max=0), secret=bytes(32))
+    await index.stop_background()
     namespace = index.create_namespace(NamespaceSpec(model="m", hash_profile=HashProfile.OPAQUE))
     tokens = tuple(range(60))
     await index.insert(namespace, chained_block_ids(tokens), worker=Worker("w"))

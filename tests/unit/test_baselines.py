@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib.util
 import random
 import shutil
 import struct
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
 from bench.baselines import Contestant, Match
 from bench.baselines.flat_map import FlatMapIndex
 from bench.baselines.python_dict import DictIndex
+from bench.baselines.rocksdb_block_hash import (
+    BlockHashStore,
+    GroupCommit,
+    Insert,
+    LibRocksStore,
+    RocksDictStore,
+    c_library,
+)
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the C++ baseline needs g++")
 both = pytest.mark.parametrize("make", [DictIndex, pytest.param(FlatMapIndex, marks=needs_compiler)])
@@ -98,3 +110,81 @@ def test_the_flat_map_counts_its_blocks_and_bytes() -> None:
     index.insert(ids, 1, 0)
     assert len(index) == 100_000
     assert 24 / 0.7 * 100_000 <= index.resident_bytes <= 2 * 24 / 0.7 * 100_000 + 1024
+
+
+class SlowStore:
+    """Takes what is written when it is told to."""
+
+    name = "slow"
+
+    def __init__(self) -> None:
+        self.batches: list[list[Insert]] = []
+        self.go = threading.Event()
+
+    def write(self, inserts: Sequence[Insert]) -> None:
+        self.go.wait()
+        self.batches.append(list(inserts))
+
+    def counted(self, what: str) -> int:
+        return len(self.batches)
+
+    def contains(self, ids: bytes, worker: int) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+async def test_callers_who_come_while_a_batch_is_written_share_the_next_one() -> None:
+    store = SlowStore()
+    commit = GroupCommit(store)
+    first = asyncio.ensure_future(commit.insert(b"first", 0))
+    await asyncio.sleep(0)
+    others = [asyncio.ensure_future(commit.insert(b"other", number)) for number in range(1, 6)]
+    await asyncio.sleep(0)
+    assert not first.done()
+    store.go.set()
+    await asyncio.gather(first, *others)
+    await commit.insert(b"last", 6)
+    commit.close()
+    assert [[worker for _, worker in batch] for batch in store.batches] == [[0], [1, 2, 3, 4, 5], [6]]
+
+
+def _rocksdict(directory: Path) -> BlockHashStore:
+    return RocksDictStore(directory)
+
+
+def _c_library(directory: Path) -> BlockHashStore:
+    library = c_library()
+    assert library is not None
+    return LibRocksStore(directory, library)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(
+            _rocksdict,
+            marks=pytest.mark.skipif(
+                importlib.util.find_spec("rocksdict") is None, reason="the extra `bench` is absent"
+            ),
+        ),
+        pytest.param(
+            _c_library, marks=pytest.mark.skipif(c_library() is None, reason="RocksDB's C library is not installed")
+        ),
+    ],
+)
+def test_a_rocksdb_has_what_was_put_and_counts_its_syncs(
+    make: Callable[[Path], BlockHashStore], tmp_path: Path
+) -> None:
+    store = make(tmp_path)
+    rng = random.Random(1)
+    inserts = [(rng.randbytes(8 * blocks), worker) for worker, blocks in enumerate((1, 64, 3))]
+    store.write(inserts)
+    store.write([(rng.randbytes(8), 9)])
+    assert all(store.contains(ids, worker) for ids, worker in inserts)
+    assert not store.contains(inserts[0][0], 1)
+    assert not store.contains(rng.randbytes(8), 0)
+    assert store.counted("synced") == 2
+    assert store.counted("bytes") > 69 * 20
+    store.close()

@@ -6,14 +6,14 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from sarp_cluster.cli import OpenedIndex, main
+from sarp_cluster.cli import REPLAY_SECRET, OpenedIndex, main
 from sarp_cluster.config import IndexConfig
 from sarp_cluster.errors import StorageError
 from sarp_cluster.replay.arguments import add_replay_arguments, index_config
@@ -28,7 +28,9 @@ from sarp_cluster.types import (
     NamespaceSpec,
     Tier,
     Worker,
+    WorkerMark,
 )
+from shard.index import Index
 
 SAMPLE = Path(__file__).parents[2] / "examples" / "sample"
 CODING = str(SAMPLE / "coding_agent_blocks.jsonl.gz")
@@ -101,6 +103,12 @@ class MemoryIndex:
             disk_bytes=blocks, live_disk_bytes=blocks, backfills_pending=0, deltas_unfolded=0,
         )  # fmt: skip
 
+    def worker_marks(self) -> Mapping[Worker, WorkerMark]:
+        return {}
+
+    async def held_block_ids(self, namespace: Namespace) -> AsyncIterator[bytes]:
+        yield b""
+
     async def close(self) -> None:
         self.closed = True
 
@@ -151,11 +159,57 @@ def test_namespaces_have_the_traces_block_size_and_hash_profile() -> None:
     assert [(s.block_size, s.hash_profile) for s in specs] == [(32, HashProfile.XXH3), (32, HashProfile.OPAQUE)]
 
 
-def test_a_store_that_holds_something_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_store_is_not_replayed_upon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mooncake_conversation").mkdir()
     (tmp_path / "mooncake_conversation" / "old").touch()
-    assert main(["replay", MOONCAKE, "--store-dir", str(tmp_path)], open_index=Opener()) == 2
-    assert "is not empty; a replay measures a fresh index" in capsys.readouterr().err
+    assert main(["replay", MOONCAKE, "--store-dir", str(tmp_path)]) == 2
+    assert "mooncake_conversation is no store: it has old in it" in capsys.readouterr().err
+
+
+def test_a_store_that_is_there_is_replayed_upon_and_the_report_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replay = ["replay", CODING, "--store-dir", str(tmp_path), "--json"]
+    reports = []
+    for limit in ("200", "200", "400"):
+        assert main([*replay, "--limit", limit]) == 0
+        printed = capsys.readouterr()
+        reports.append(json.loads(printed.out))
+        if len(reports) > 1:
+            blocks = reports[-2]["blocks"]
+            assert f"reopened; it holds {blocks:,} blocks" in printed.err
+            assert reports[-1]["found"]["blocks"] == blocks
+    cold, warm, longer = reports
+    assert cold["found"] is None
+    assert warm["blocks"] == cold["blocks"]
+    assert longer["blocks"] > cold["blocks"]
+    # What was inserted before is found, and the oracle, which knows it too, agrees.
+    assert warm["exact_hit_rate"] > cold["exact_hit_rate"]
+    assert [report["loss"] for report in reports] == [0, 0, 0]
+
+    assert main([*replay[:-1], "--limit", "50"]) == 0
+    out = capsys.readouterr().out
+    assert "coding_agent_blocks *" in out
+    assert f"its store was not empty. It held {longer['blocks']:,} blocks" in out
+    assert "compare them with the exact rate beside them" in out
+
+
+def test_replayed_workers_go_on_in_their_generations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A worker that was cleared holds nothing any more: neither does the oracle count what it held."""
+
+    async def clear() -> None:
+        index = await Index.open(tmp_path / "mooncake_conversation", secret=REPLAY_SECRET)
+        await index.clear_worker(Worker("worker-0"), generation=3)
+        await index.close()
+
+    replay = ["replay", MOONCAKE, "--limit", "300", "--workers", "2", "--store-dir", str(tmp_path), "--json"]
+    assert main(replay) == 0
+    asyncio.run(clear())
+    capsys.readouterr()
+    assert main(replay) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["loss"] == 0
+    assert report["hit_rate"] < 1
 
 
 @pytest.mark.parametrize(

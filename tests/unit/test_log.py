@@ -27,6 +27,7 @@ TO_READ, READ, DAMAGED = 0, 1, 2
 IMAGE, DELTA = 1, 2
 FRAME_BYTES = 32
 HEADER_RECORD_BYTES = 48
+"""Of the first file; a later one names the older ones."""
 FILE_BYTES_MIN = 4096
 WAIT_MAX_S = 20
 
@@ -305,7 +306,7 @@ def test_what_is_put_together_stands_in_one_file(tmp_path: Path) -> None:
             large = put(store, *(segment(slot, 64) for slot in range(257, 300)))  # over the size of a file
             after = put(store, segment(300))
             assert {unpack_place(one["image"])[0] for one in large} == {2}
-            assert unpack_place(large[0]["image"])[1] == HEADER_RECORD_BYTES
+            assert unpack_place(large[0]["image"])[1] == HEADER_RECORD_BYTES + 8
             assert unpack_place(after[0]["image"])[0] == 3
             await store.sync()
             batch = make_unread_batch(large + after)
@@ -543,7 +544,7 @@ def test_a_full_disk_refuses_what_is_new_and_goes_on_when_there_is_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test() -> None:
-        monkeypatch.setattr("sarp_cluster.storage.log.FULL_RETRY_MS", 1)
+        monkeypatch.setattr("sarp_cluster.limits.FULL_RETRY_MS", 1)
         async with opened(tmp_path) as store:
             placed = put(store, segment(4096))
             await store.sync()

@@ -318,7 +318,7 @@ class TestReport:
         assert list(fields) == [
             "trace", "requests", "hit_rate", "exact_hit_rate", "loss", "reads_mean", "waves_mean", "candidates",
             "routing_entries", "registrations", "segments", "blocks", "resident_bytes_per_block",
-            "disk_bytes_per_block", "match_us", "insert_us", "requests_per_s",
+            "disk_bytes_per_block", "match_us", "insert_us", "requests_per_s", "found",
         ]  # fmt: skip
         assert list(fields["candidates"]) == ["raw", "filtered", "retrieved"]
         assert list(fields["match_us"]) == list(fields["insert_us"]) == ["mean", "p50", "p99"]

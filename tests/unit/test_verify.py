@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
 from sarp_cluster.cli import main
 from sarp_cluster.config import IndexConfig
 from sarp_cluster.errors import StorageError
-from sarp_cluster.storage.record import read_frame
+from sarp_cluster.storage.log_tail import LogTail
+from sarp_cluster.storage.record import RecordType, read_frame
+from sarp_cluster.storage.recovery import header_prefix
+from sarp_cluster.storage.registry import pack_namespace, pack_worker
 from sarp_cluster.storage.store_directory import log_file_name
 from sarp_cluster.storage.verify import verify
 from sarp_cluster.testing.reference_index import chained_block_ids
+from sarp_cluster.testing.segments import make_batch
 from sarp_cluster.types import HashProfile, NamespaceSpec, Worker
 from shard.index import Index
 
@@ -121,3 +126,68 @@ def test_what_is_no_store_is_said_to_be_none(tmp_path: Path, capsys: pytest.Capt
     assert main(["verify", str(tmp_path)]) == 2
     assert "no store" in capsys.readouterr().err
     assert main(["verify", str(tmp_path / "absent")]) == 2
+
+
+def write_store(directory: Path, segments: list[dict[str, Any]], *, workers: int = 1, namespaces: int = 1) -> None:
+    """A store with these segments of up to 4 blocks, whether they fit together or not."""
+    tail = LogTail(1 << 20, 1, 1, 0, header_prefix(4))
+    for number in range(namespaces):
+        payload = pack_namespace(1 + number, ("t", "m", "", "", "opaque"), 16, bytes(8))
+        tail.append_record(RecordType.NAMESPACE, payload)
+    for number in range(workers):
+        tail.append_record(RecordType.WORKER, pack_worker(number, f"w{number}", 0))
+    batch = make_batch(segments)
+    tail.append_segments(batch)
+    directory.mkdir()
+    for number, _, data in tail.begin_write(0):
+        (directory / log_file_name(number)).write_bytes(data)
+    tail.end_write()
+
+
+RUN: Final = {"worker": 0, "generation": 0, "tier": 0, "mask": 1, "handle": None}
+FULL: Final = {"slot": 4096, "ids": [1, 2, 3, 4]}
+CHILD: Final = {"slot": 4097, "window": 1, "parent": 4096, "ids": [5]}
+COPY: Final = {"slot": 4098, "origin": 4096, "fork": 2, "ids": [1, 2, 9]}
+
+
+@pytest.mark.parametrize(
+    ("segments", "what"),
+    [
+        ([FULL, {**CHILD, "parent": 4099}], "segment 4097: its parent is not in the log"),
+        ([FULL, {**CHILD, "parent": 2**31}], "segment 4097: its parent is not in the log"),
+        ([FULL, {**CHILD, "window": 2}], "segment 4097: its parent is not of the window before"),
+        ([{**FULL, "ids": [1]}, CHILD], "segment 4097: its parent is not full"),
+        ([FULL, {**CHILD, "namespace": 2}], "segment 4097: its parent is of another namespace"),
+        ([FULL, {**COPY, "origin": 4097}], "segment 4098: its origin is not in the log"),
+        ([FULL, {**COPY, "window": 1}], "segment 4098: its origin is of another window"),
+        ([FULL, {**COPY, "fork": 0}], "segment 4098: it has a fork without an origin, or the other way round"),
+        ([{**FULL, "ids": [1]}, COPY], "segment 4098: its origin does not hold the block before the fork"),
+        ([{**FULL, "ids": [1, 2, 3, 4, 5]}], "segment 4096: it has more blocks than a segment may"),
+        ([{**FULL, "namespace": 3}], "segment 4096: namespace 3 is not in the log"),
+        ([{**FULL, "runs": [{**RUN, "worker": 1}]}], "segment 4096: worker 1 is not in the log"),
+        (
+            [FULL, {**COPY, "runs": [{**RUN, "mask": 0b110}]}],
+            "segment 4098: worker 0 holds blocks that are at home elsewhere",
+        ),
+    ],
+)
+def test_segments_that_do_not_fit_together_are_named_with_their_record(
+    segments: list[dict[str, Any]], what: str, tmp_path: Path
+) -> None:
+    write_store(tmp_path / "s", [FULL, CHILD, COPY])
+    assert verify(tmp_path / "s").clean
+    write_store(tmp_path / "bad", segments, namespaces=2)
+    (finding,) = verify(tmp_path / "bad").findings
+    data = (tmp_path / "bad" / log_file_name(1)).read_bytes()
+    assert finding.what == what
+    assert finding.file == log_file_name(1)
+    # The last segment is the one that is wrong; behind it stands the group's record.
+    assert finding.offset == offsets(data, 1)[-2]
+
+
+def test_progress_ends_where_it_said(tmp_path: Path) -> None:
+    asyncio.run(make_store(tmp_path / "s", log_file_bytes=4_096))
+    told: list[tuple[int, int]] = []
+    found = verify(tmp_path / "s", lambda done, total: told.append((done, total)))
+    assert told == sorted(told)
+    assert told[-1] == (2 * found.bytes, 2 * found.bytes)

@@ -1,0 +1,23 @@
+from sarp_cluster.core.segment_table import SegmentTable
+
+class LogFiles:
+    """The log files of a store, by number."""
+
+    listed: set[int]
+    """The files that there are, without those that were reclaimed."""
+    header_bytes: dict[int, int]
+    """Length of the header of each file that this process began."""
+    disk_bytes: int
+    """Bytes of all files, what waits in memory included."""
+    live_bytes: int
+    """Of disk_bytes, records that a segment points to."""
+    counted: bool
+    """Are the live bytes of each file known?"""
+
+    def __init__(self, lengths: dict[int, int] | None = None, live_bytes: int = 0) -> None: ...
+    def names(self) -> bytes: ...
+    def unlist(self, file: int) -> None: ...
+    def forget(self, file: int) -> None: ...
+    def bytes_of(self, file: int) -> int: ...
+    def count(self, table: SegmentTable, rows: int) -> bool: ...
+    def live_in(self, file: int) -> int: ...

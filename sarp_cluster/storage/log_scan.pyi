@@ -1,0 +1,30 @@
+from typing import NamedTuple
+
+from typing_extensions import Buffer
+
+from sarp_cluster.core.segment import SegmentBatch
+from sarp_cluster.core.segment_table import SegmentTable
+
+class FileScan(NamedTuple):
+    """What a stretch of a log file says."""
+
+    segments: bytes
+    """Records of segments, for `live_slots`."""
+    others: list[tuple[int, int]]
+    """Of each other record, its type and the number that its payload begins with."""
+    end: int
+    """Offset at which the next stretch begins."""
+    damaged: bool
+    """Something in it did not verify."""
+
+def scan(data: Buffer, file: int, begin: int, last: bool) -> FileScan:
+    """The records in `data`, which stands at offset `begin` of a log file; `last`: the file ends with it."""
+
+def live_slots(table: SegmentTable, segments: bytes) -> list[int]:
+    """The segments, each once, that still point to one of the records that a scan found."""
+
+def still_in(table: SegmentTable, slots: list[int], file: int) -> list[int]:
+    """Of these segments, those with a record in this file."""
+
+def unreadable(batch: SegmentBatch) -> list[int]:
+    """The slots of the segments in a batch that are damaged."""

@@ -1,0 +1,218 @@
+"""Run files: sorted changes of an index at rest, postings and rows, in chunks that are loaded one by one.
+
+A run file (docs/formats.md) is written once and never changed: chunks of 64 KiB, each with its checksum in the index at
+the file's end, so that any chunk can be read and verified alone. Chunks are read with pread into memory of their own,
+never mapped: a file that fails or is cut short is an error here, not the end of the process.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import weakref
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sarp_cluster.core.posting_run import PostingRun
+from sarp_cluster.errors import CorruptRecordError
+from sarp_cluster.storage.checksum import crc32c
+from sarp_cluster.storage.file_system import FileSystem
+
+CHUNK_BYTES: Final = 65_536
+ROW_BYTES: Final = 40
+CHUNK_ROWS: Final = 1_489
+"""Rows a chunk: a column of slots (u32), then one of rows."""
+ROWS_AT: Final = 5_960
+PAGE_ROWS: Final = 1_024
+FIRST_SLOT: Final = 4_096
+POSTING_ENTRY_BYTES: Final = 32
+ROW_ENTRY: Final = np.dtype([("first", "<u4"), ("count", "<u4")])
+FOOTER: Final = struct.Struct("<8sIIII")
+FOOTER_MAGIC: Final = b"SARPRUN1"
+
+Slots = NDArray[np.uint32]
+Rows = NDArray[np.uint8]
+
+
+class RunEntry(NamedTuple):
+    """What a manifest knows of a run file."""
+
+    number: int
+    posting_chunks: int
+    row_chunks: int
+    index_checksum: int
+
+    @property
+    def bytes(self) -> int:
+        """Length of the file."""
+        return self.index_at + self.index_bytes + FOOTER.size
+
+    @property
+    def index_at(self) -> int:
+        """Offset of the index."""
+        return (self.posting_chunks + self.row_chunks) * CHUNK_BYTES
+
+    @property
+    def index_bytes(self) -> int:
+        """Length of the index."""
+        return self.posting_chunks * (POSTING_ENTRY_BYTES + 4) + self.row_chunks * (ROW_ENTRY.itemsize + 4)
+
+
+def run_file_name(number: int) -> str:
+    """Name of a run file."""
+    return f"run-{number:06d}.sarp"
+
+
+def row_chunks(pieces: Iterable[tuple[Slots, Rows]]) -> Iterator[tuple[int, int, bytes]]:
+    """Rows in the order of their slots, in pieces of any length, as chunks: (first slot, rows, bytes)."""
+    slots, rows = np.empty(0, np.uint32), np.empty((0, ROW_BYTES), np.uint8)
+
+    def chunk(count: int) -> tuple[int, int, bytes]:
+        data = bytearray(CHUNK_BYTES)
+        data[: 4 * count] = slots[:count].tobytes()
+        data[ROWS_AT : ROWS_AT + ROW_BYTES * count] = rows[:count].tobytes()
+        return int(slots[0]), count, bytes(data)
+
+    for more_slots, more_rows in pieces:
+        slots = np.concatenate([slots, more_slots])
+        rows = np.concatenate([rows, more_rows])
+        while len(slots) >= CHUNK_ROWS:
+            yield chunk(CHUNK_ROWS)
+            slots, rows = slots[CHUNK_ROWS:], rows[CHUNK_ROWS:]
+    if len(slots):
+        yield chunk(len(slots))
+
+
+def write_run_file(
+    file_system: FileSystem, directory: Path, run: PostingRun, pieces: Iterable[tuple[Slots, Rows]]
+) -> RunEntry:
+    """Write and sync a run file under its final name, which no manifest mentions yet. For a helper thread.
+
+    The caller syncs the directory, with all else that a manifest will name.
+    """
+    path = directory / run_file_name(run.number)
+    descriptor = file_system.create(path, replace=True)
+    try:
+        offset = 0
+        posting_checksums, row_entries, row_checksums = [], [], []
+        for number in range(run.chunks):
+            data: memoryview | bytes = run.chunk(number)
+            posting_checksums.append(crc32c(data))
+            file_system.write(descriptor, data, offset)
+            offset += CHUNK_BYTES
+        for first, count, data in row_chunks(pieces):
+            row_entries.append((first, count))
+            row_checksums.append(crc32c(data))
+            file_system.write(descriptor, data, offset)
+            offset += CHUNK_BYTES
+        index = b"".join(
+            [
+                run.index(),
+                np.array(posting_checksums, "<u4").tobytes(),
+                np.array(row_entries, ROW_ENTRY).tobytes(),
+                np.array(row_checksums, "<u4").tobytes(),
+            ]
+        )
+        footer = FOOTER.pack(FOOTER_MAGIC, run.number, run.chunks, len(row_entries), crc32c(index))
+        file_system.write(descriptor, index + footer, offset)
+        file_system.sync(descriptor)
+    finally:
+        file_system.close(descriptor)
+    return RunEntry(run.number, run.chunks, len(row_entries), crc32c(index + footer))
+
+
+class RunFile:
+    """An open run file. Reading may be done in any thread; the file is closed when nobody has it any more."""
+
+    def __init__(self, directory: Path, entry: RunEntry) -> None:
+        """Read and verify the index. Raises CorruptRecordError, FileNotFoundError."""
+        self.entry = entry
+        self.path = directory / run_file_name(entry.number)
+        self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor)
+        size = os.fstat(self._descriptor).st_size
+        if size != entry.bytes:
+            raise CorruptRecordError(f"{self.path}: {size} bytes, its manifest says {entry.bytes}")
+        index = os.pread(self._descriptor, entry.index_bytes + FOOTER.size, entry.index_at)
+        if crc32c(index) != entry.index_checksum:
+            raise CorruptRecordError(f"{self.path}: the index at offset {entry.index_at} does not verify")
+        postings, rows = entry.posting_chunks, entry.row_chunks
+        at = postings * POSTING_ENTRY_BYTES
+        self.posting_index = index[:at]
+        self._posting_checksums = np.frombuffer(index, "<u4", postings, at)
+        at += 4 * postings
+        self._row_entries = np.frombuffer(index, ROW_ENTRY, rows, at)
+        at += ROW_ENTRY.itemsize * rows
+        self._row_checksums = np.frombuffer(index, "<u4", rows, at)
+        self._row_first = np.ascontiguousarray(self._row_entries["first"])
+
+    def _read(self, chunk: int, checksum: int) -> bytes:
+        data = os.pread(self._descriptor, CHUNK_BYTES, chunk * CHUNK_BYTES)
+        if crc32c(data) != checksum:
+            raise CorruptRecordError(f"{self.path}: the chunk at offset {chunk * CHUNK_BYTES} does not verify")
+        return data
+
+    def will_need(self, chunk: int) -> None:
+        """Tell the kernel that a chunk of postings is about to be read."""
+        os.posix_fadvise(self._descriptor, chunk * CHUNK_BYTES, CHUNK_BYTES, os.POSIX_FADV_WILLNEED)
+
+    def posting_chunk(self, chunk: int) -> bytes:
+        """A chunk of postings, verified. Raises CorruptRecordError."""
+        return self._read(chunk, int(self._posting_checksums[chunk]))
+
+    def row_chunk(self, chunk: int) -> tuple[Slots, Rows]:
+        """A chunk of rows, verified: their slots, ascending, and the rows. Raises CorruptRecordError."""
+        data = self._read(self.entry.posting_chunks + chunk, int(self._row_checksums[chunk]))
+        count = int(self._row_entries["count"][chunk])
+        slots = np.frombuffer(data, "<u4", count)
+        rows = np.frombuffer(data, np.uint8, ROW_BYTES * count, ROWS_AT).reshape(count, ROW_BYTES)
+        return slots, rows
+
+    def chunks_of_slots(self, begin: int, end: int) -> range:
+        """The chunks that may have rows of the slots [begin, end)."""
+        first = max(0, int(np.searchsorted(self._row_first, begin, "right")) - 1)
+        return range(first, int(np.searchsorted(self._row_first, end, "left")))
+
+    def will_need_slots(self, begin: int, end: int) -> None:
+        """Tell the kernel that the rows of these slots are about to be read."""
+        for chunk in self.chunks_of_slots(begin, end):
+            self.will_need(self.entry.posting_chunks + chunk)
+
+    def rows_of_slots(self, begin: int, end: int) -> tuple[Slots, Rows]:
+        """The rows of the slots [begin, end) that are in this run."""
+        found: list[tuple[Slots, Rows]] = []
+        for chunk in self.chunks_of_slots(begin, end):
+            slots, rows = self.row_chunk(chunk)
+            part = slice(int(np.searchsorted(slots, begin)), int(np.searchsorted(slots, end)))
+            found.append((slots[part], rows[part]))
+        if not found:
+            return np.empty(0, np.uint32), np.empty((0, ROW_BYTES), np.uint8)
+        return np.concatenate([slots for slots, _ in found]), np.concatenate([rows for _, rows in found])
+
+    def verify(self) -> Iterator[str]:
+        """What is wrong with each chunk that does not verify; for `sarp verify` and the scrub."""
+        for chunk in range(self.entry.posting_chunks):
+            try:
+                self.posting_chunk(chunk)
+            except (CorruptRecordError, OSError) as error:
+                yield str(error)
+        for chunk in range(self.entry.row_chunks):
+            try:
+                self.row_chunk(chunk)
+            except (CorruptRecordError, OSError) as error:
+                yield str(error)
+
+
+def newest_rows(files: Iterable[RunFile], begin: int, end: int) -> tuple[Slots, Rows]:
+    """The rows of the slots [begin, end) in any of the runs, newest run first: of each slot the newest."""
+    parts = [file.rows_of_slots(begin, end) for file in files]
+    slots = np.concatenate([slots for slots, _ in parts]) if parts else np.empty(0, np.uint32)
+    if not len(slots):
+        return slots, np.empty((0, ROW_BYTES), np.uint8)
+    rows = np.concatenate([rows for _, rows in parts])
+    unique, first = np.unique(slots, return_index=True)  # of equal ones the first, which is the newest
+    return unique, rows[first]

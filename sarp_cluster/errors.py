@@ -88,7 +88,14 @@ class CorruptRecordError(StorageError):
 
 
 class SnapshotDamagedError(CorruptRecordError):
-    """A snapshot that is not what it should be. An older one, or the log, has the same and more."""
+    """A snapshot that is not what it should be. An older one, or the log, has the same and more.
+
+    The process has to open the store again; `run` is the number of the run file that is damaged, if it is that.
+    """
+
+    def __init__(self, message: str, run: int | None = None) -> None:
+        super().__init__(message)
+        self.run = run
 
 
 class TraceError(SarpError, ValueError):

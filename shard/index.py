@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
 from sarp_cluster import limits
 from sarp_cluster.config import IndexConfig, Strategy
 from sarp_cluster.core.answering import MatchAnswer
-from sarp_cluster.core.segment_table import SegmentTable
-from sarp_cluster.errors import StoreFullError
+from sarp_cluster.errors import SnapshotDamagedError, StoreFullError
 from sarp_cluster.storage.file_system import DISK, FileSystem, run_to_end
 from sarp_cluster.storage.log import LogStore
+from sarp_cluster.storage.manifest import set_aside
 from sarp_cluster.storage.recovery import Progress
 from sarp_cluster.storage.segment_store import SegmentStore
 from sarp_cluster.storage.store_directory import load_secret
@@ -64,27 +65,34 @@ class Index:
         open, CorruptRecordError when acknowledged records are damaged. `file_system` is for tests.
         """
         config = config or IndexConfig()
-        table = SegmentTable()
-        store, log = await LogStore.open(
-            directory,
-            table,
-            segment_blocks=config.segment_blocks,
-            file_bytes_max=config.log_file_bytes,
-            progress=progress,
-            file_system=file_system,
-        )
-        try:
-            if secret is None:
-                secret = await run_to_end(lambda: load_secret(directory, file_system))
-            state = IndexState(config, store, table)
-            namespaces = NamespaceRegistry(secret, store)
-            await restore(state, namespaces, log)
-            state.directory.journaling = True
-            store.journal = state.directory.take_journal
-            index = cls(state, namespaces, Snapshots(state, namespaces, directory, file_system))
-        except BaseException:
-            await store.close()
-            raise
+        while True:
+            store, recovered = await LogStore.open(
+                directory,
+                segment_blocks=config.segment_blocks,
+                layout=config.layout,
+                file_bytes_max=config.log_file_bytes,
+                progress=progress,
+                file_system=file_system,
+            )
+            try:
+                if secret is None:
+                    secret = await run_to_end(lambda: load_secret(directory, file_system))
+                state = IndexState(config, store, recovered.table)
+                namespaces = NamespaceRegistry(secret, store)
+                await restore(state, namespaces, recovered)
+                snapshots = Snapshots(state, namespaces, directory, file_system)
+                snapshots.begin_after(recovered.snapshots, recovered.log.replayed_bytes)
+            except SnapshotDamagedError:
+                await run_to_end(partial(set_aside, file_system, directory, recovered.snapshots.usable[0].manifest))
+                await store.close()
+                continue  # with the one before, or without
+            except BaseException:
+                await store.close()
+                raise
+            break
+        state.directory.journaling = True
+        store.journal = state.directory.take_journal
+        index = cls(state, namespaces, snapshots)
         index.start_background()
         return index
 
@@ -250,6 +258,9 @@ class Index:
                     while await self.background.step(now=loop.time()):
                         await asyncio.sleep(self.background.pause)  # foreground work first
                     wait_s = self.background.wait_s(loop.time())
+                except SnapshotDamagedError as error:
+                    await self.snapshots.refuse(error)
+                    raise
                 except StoreFullError:
                     wait_s = limits.FULL_RETRY_MS / 1000
                 if self.state.store.full:

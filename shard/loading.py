@@ -15,7 +15,7 @@ from sarp_cluster import limits
 from sarp_cluster.core.posting_run import PostingRun
 from sarp_cluster.core.routing_directory import RoutingDirectory
 from sarp_cluster.core.segment_table import SegmentTable
-from sarp_cluster.errors import CorruptRecordError
+from sarp_cluster.errors import CorruptRecordError, SnapshotDamagedError
 from sarp_cluster.storage.run_file import FIRST_SLOT, PAGE_ROWS, Rows, RunFile, Slots, newest_rows
 
 
@@ -35,7 +35,7 @@ class Loader:
         self._hand = (0, 0)
         self.loads = 0
         """Chunks and pages loaded since the index was opened."""
-        self.damage: CorruptRecordError | None = None
+        self.damage: SnapshotDamagedError | None = None
         """Why this snapshot cannot be used any more: the next recovery has to do without it."""
 
     def use(self, files: Sequence[RunFile]) -> None:
@@ -54,7 +54,7 @@ class Loader:
         return self._directory.unloaded + self._table.unloaded_pages
 
     async def load_missed(self) -> None:
-        """Load what was wanted. Raises CorruptRecordError if it does not verify."""
+        """Load what was wanted. Raises SnapshotDamagedError if it does not verify: from then on, always."""
         chunks, pages = self._directory.take_missed(), self._table.missed_pages()
         self._table.clear_missed()
         await self._load(chunks, pages)
@@ -108,13 +108,18 @@ class Loader:
             raise self.damage
         try:
             read = await asyncio.get_running_loop().run_in_executor(None, self._read, chunks, pages)
+        except SnapshotDamagedError as error:
+            self.damage = error
+            raise
+        try:
             for number, chunk, data in read.chunks:
                 self._directory.install_chunk(number, chunk, data)
             for page, slots, rows in read.pages:
                 self._table.install_page(page, slots.data, rows.reshape(-1).data)
-        except CorruptRecordError as error:
-            self.damage = error
-            raise
+        except (CorruptRecordError, ValueError) as error:
+            # The bytes are those that were written, but no part of this snapshot, or not with the log behind it.
+            self.damage = SnapshotDamagedError(str(error))
+            raise self.damage from error
         self.loads += len(read.chunks) + len(read.pages)
 
     def _read(self, chunks: list[tuple[int, int]], pages: list[int]) -> _Read:

@@ -1,20 +1,20 @@
 """After the log was replayed: namespaces, workers, and the routing directory, before the first answer.
 
-From a snapshot the directory takes the runs, of which nothing is read yet, and the changes that the log has behind them.
-Without one it is rebuilt from the segments' own block IDs. That finds again each back-fill that was due, since a list
-that is over a threshold makes one due whenever a segment is registered in it; a snapshot names them.
+From a snapshot the directory takes the runs, of which nothing is read yet, and the changes that the log has behind
+them. Without one it is rebuilt from the segments' own block IDs. That finds again each back-fill that was due, since a
+list that is over a threshold makes one due whenever a segment is registered in it; a snapshot names them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from sarp_cluster.core.posting_run import PostingRun
 from sarp_cluster.core.segment_table import SegmentTable
 from sarp_cluster.errors import CorruptRecordError, SnapshotDamagedError, StorageError
-from sarp_cluster.storage.recovery import RecoveredLog
 from sarp_cluster.storage.run_file import FIRST_SLOT, PAGE_ROWS
-from sarp_cluster.storage.snapshot import Snapshot
+from sarp_cluster.storage.snapshot import RecoveredStore, Snapshot
 from shard.namespaces import NamespaceRegistry
 from shard.state import IndexState
 
@@ -27,11 +27,12 @@ PAGES_SAMPLED: Final = 8
 """Pages of the segment table from each of which a segment is read again before a restored snapshot is trusted."""
 
 
-async def restore(state: IndexState, namespaces: NamespaceRegistry, log: RecoveredLog) -> None:
+async def restore(state: IndexState, namespaces: NamespaceRegistry, recovered: RecoveredStore) -> None:
     """Put an index together from a replayed log.
 
     Raises SnapshotDamagedError if its snapshot is not what the log says, StorageError if the log is not.
     """
+    log = recovered.log
     for namespace in log.namespaces:
         namespaces.restore(namespace)
     for worker in log.workers:
@@ -40,17 +41,17 @@ async def restore(state: IndexState, namespaces: NamespaceRegistry, log: Recover
             raise StorageError(f"worker {worker.instance_id!r} has index {index}, the log says {worker.number}")
         state.workers.set_generation(index, worker.generation)
         state.workers.set_seq(index, worker.seq)
-    if log.snapshot is None:
+    if recovered.snapshot is None:
         await _rebuild(state)
         return
     try:
-        _take_runs(state, log.snapshot, log.routing)
+        _take_runs(state, recovered.snapshot, log.routing)
         await _check_sample(state)
     except (CorruptRecordError, ValueError) as error:
         raise SnapshotDamagedError(str(error)) from error
 
 
-def _take_runs(state: IndexState, snapshot: Snapshot, routing: list[bytes]) -> None:
+def _take_runs(state: IndexState, snapshot: Snapshot, routing: Iterable[bytes]) -> None:
     counters = snapshot.manifest.counters
     for file in snapshot.files:
         state.directory.attach(PostingRun.lazy(file.entry.number, file.posting_index))
@@ -65,7 +66,9 @@ async def _check_sample(state: IndexState) -> None:
     """Read a few segments again and look them up: a restore that lost something must not pass for a success."""
     table = state.table
     pages = -(-(table.slots_end - FIRST_SLOT) // PAGE_ROWS)
-    sampled = sorted({pages * sample // PAGES_SAMPLED for sample in range(PAGES_SAMPLED)} | {pages - 1}) if pages else []
+    sampled = (
+        sorted({pages * sample // PAGES_SAMPLED for sample in range(PAGES_SAMPLED)} | {pages - 1}) if pages else []
+    )
     for page in sampled:
         table.describe(FIRST_SLOT + page * PAGE_ROWS)  # to miss those that are not in memory, all at once
     if state.loader.missed:

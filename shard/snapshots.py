@@ -24,10 +24,12 @@ import numpy as np
 
 from sarp_cluster import limits
 from sarp_cluster.core.run_merge import RunMerge
+from sarp_cluster.errors import SnapshotDamagedError
 from sarp_cluster.storage.file_system import FileSystem, run_to_end
-from sarp_cluster.storage.manifest import MANIFESTS_KEPT, Counters, Manifest, publish, sweep
+from sarp_cluster.storage.manifest import MANIFESTS_KEPT, Counters, Manifest, publish, set_aside, sweep
 from sarp_cluster.storage.registry import NamespaceRecord, WorkerRecord
 from sarp_cluster.storage.run_file import ROW_BYTES, Rows, RunEntry, RunFile, Slots, newest_rows, write_run_file
+from sarp_cluster.storage.snapshot import FoundSnapshots
 from shard.namespaces import NamespaceRegistry
 from shard.state import IndexState
 
@@ -41,6 +43,7 @@ class Frozen(NamedTuple):
     lsn: int
     log_file: int
     log_offset: int
+    log_files: tuple[int, ...]
     counters: Counters
     building: tuple[tuple[int, int, int], ...]
     merge: RunMerge
@@ -84,11 +87,18 @@ class Snapshots:
         self.bytes_written = 0
         """Of run files and manifests."""
 
-    def begin_after(self, kept: list[Manifest], next_number: int, log_bytes: int) -> None:
-        """Go on from what recovery found: the kept manifests, newest first, and bytes of the log behind it."""
-        self._kept = kept
-        self._next_number = next_number
+    def begin_after(self, found: FoundSnapshots, log_bytes: int) -> None:
+        """Go on from what recovery found; so many bytes of the log lie behind the newest snapshot."""
+        self._kept = [snapshot.manifest for snapshot in found.usable][:MANIFESTS_KEPT]
+        self._next_number = found.next_number
         self._taken_at = -log_bytes
+        if self._kept:
+            self._state.store.keep_from(self._kept[-1].log_file)
+
+    async def refuse(self, error: SnapshotDamagedError) -> None:
+        """Let no recovery use the snapshots that this damage is part of."""
+        damaged = [one for one in self._kept if error.run is None or any(run.number == error.run for run in one.runs)]
+        await run_to_end(lambda: set_aside(self._file_system, self._directory, *damaged))
 
     @property
     def newest(self) -> Manifest | None:
@@ -160,7 +170,7 @@ class Snapshots:
         )
         directory.freeze()
         merge = directory.begin_merge(1, 1, self._take_number())
-        return Frozen(lsn, log_file, log_offset, counters, tuple(directory.building), merge)
+        return Frozen(lsn, log_file, log_offset, state.store.log_files, counters, tuple(directory.building), merge)
 
     def _write_run(self, merge: RunMerge, slots: memoryview[int], rows: memoryview[int]) -> RunEntry:
         """In a helper thread: the frozen overlay and rows become a run file."""
@@ -200,6 +210,7 @@ class Snapshots:
             lsn=frozen.lsn,
             log_file=frozen.log_file,
             log_offset=frozen.log_offset,
+            log_files=frozen.log_files,
             layout=self._state.config.layout,
             counters=frozen.counters,
             runs=runs,

@@ -39,7 +39,7 @@ cdef class SegmentTable:
     cdef int remove(self, uint32_t slot) except -1
     cdef int add_page(self) except -1
     cdef int reserve_pages(self, size_t pages) except -1
-    cdef bint restore(self, const SegmentColumns* columns) except -1
+    cdef bint restore(self, const SegmentColumns* columns, bint gaps) except -1
     cdef bint may_be_next(self, uint32_t slot) noexcept
     cdef bint names_segment(self, uint32_t slot, uint32_t other) noexcept
     cdef int release_free_rows(self, size_t page) noexcept

@@ -177,12 +177,13 @@ cdef class SegmentTable:
 
     # --- recovery from the whole log -----------------------------------------------------------------------------------
 
-    cdef bint restore(self, const SegmentColumns* columns) except -1:
+    cdef bint restore(self, const SegmentColumns* columns, bint gaps) except -1:
         """Enter a segment as its record in the log has it; counters and free slots follow with finish_restore.
 
-        False for a slot that no insert can have taken: they are taken one after the other.
+        False for a slot that no insert can have taken: they are taken one after the other, and with `gaps` not all are
+        in the log any more.
         """
-        if not self.may_be_next(columns.slot):
+        if not (FIRST_SLOT <= columns.slot <= SLOT_MAX if gaps else self.may_be_next(columns.slot)):
             return False
         while (columns.slot - FIRST_SLOT) // PAGE_ROWS >= self.pages:
             self.add_page()

@@ -38,9 +38,16 @@ class FileSystem:
         """Bytes of a file."""
         return path.stat().st_size
 
-    def read(self, path: Path) -> bytes:
-        """All of a file."""
-        return path.read_bytes()
+    def read(self, path: Path, begin: int = 0, length: int | None = None) -> bytes:
+        """All of a file, or what there is of it from an offset on, up to so many bytes."""
+        with path.open("rb", buffering=0) as file:
+            file.seek(begin)
+            wanted = max(0, os.fstat(file.fileno()).st_size - begin)
+            wanted = wanted if length is None else min(length, wanted)
+            data = file.read(wanted)
+            while len(data) < wanted and (more := file.read(wanted - len(data))):
+                data += more
+        return data
 
     def open_to_read(self, path: Path) -> int:
         """A descriptor of a file that is there, to read from and to `sync`."""

@@ -16,16 +16,16 @@ from typing import Any, Final, NamedTuple
 
 from sarp_cluster import limits
 from sarp_cluster.core.segment import SegmentBatch
-from sarp_cluster.core.segment_table import SegmentTable
 from sarp_cluster.errors import StorageError, StoreFullError, StorePoisonedError
 from sarp_cluster.storage.file_system import DISK, FileSystem, run_to_end
 from sarp_cluster.storage.log_files import LogFiles
 from sarp_cluster.storage.log_space import LogSpace
 from sarp_cluster.storage.log_tail import LogTail
 from sarp_cluster.storage.record import RecordType
-from sarp_cluster.storage.recovery import Progress, RecoveredLog, header_prefix, recover
+from sarp_cluster.storage.recovery import Progress, header_prefix
 from sarp_cluster.storage.registry import pack_namespace, pack_worker, pack_worker_mark
 from sarp_cluster.storage.segment_store import StoreStatistics
+from sarp_cluster.storage.snapshot import RecoveredStore, recover_newest
 from sarp_cluster.storage.store_directory import keep, lock, log_file_name
 
 WRITE_DELAY_MS: Final = 5
@@ -48,7 +48,7 @@ class _Opened(NamedTuple):
     """A store that is locked and recovered: the work of the helper thread."""
 
     lock_descriptor: int
-    log: RecoveredLog
+    recovered: RecoveredStore
     descriptors: dict[int, int]
     """By the number of the log file."""
     lengths: dict[int, int]
@@ -66,7 +66,7 @@ class LogStore:
     def __init__(
         self, directory: Path, file_system: FileSystem, opened: _Opened, *, file_bytes_max: int, segment_blocks: int
     ) -> None:
-        log = opened.log
+        log = opened.recovered.log
         self._directory = directory
         self._file_system = file_system
         self._lock_descriptor = opened.lock_descriptor
@@ -108,14 +108,14 @@ class LogStore:
     async def open(
         cls,
         directory: Path,
-        table: SegmentTable,
         *,
         segment_blocks: int,
+        layout: str | None = None,
         file_bytes_max: int = limits.LOG_FILE_BYTES_MAX,
         progress: Progress | None = None,
         file_system: FileSystem = DISK,
-    ) -> tuple[LogStore, RecoveredLog]:
-        """The store in `directory`, new or recovered: its segments are entered in the empty `table`.
+    ) -> tuple[LogStore, RecoveredStore]:
+        """The store in `directory`, new or recovered: from a snapshot with this `layout`, if there is one.
 
         Raises StorageError when another process has it open, CorruptRecordError when acknowledged records are damaged.
         """
@@ -124,23 +124,24 @@ class LogStore:
             opened: dict[int, int] = {}
             descriptor = lock(directory, file_system)
             try:
-                log = recover(directory, table, segment_blocks, progress=progress, file_system=file_system)
-                if not log.files:
+                recovered = recover_newest(file_system, directory, segment_blocks, layout, progress)
+                files = recovered.log.files
+                if not files:
                     keep(directory, file_system)
-                for number, path in log.files.items():
+                for number, path in files.items():
                     opened[number] = file_system.open_to_read(path)
-                lengths = {number: file_system.size(path) for number, path in log.files.items()}
+                lengths = {number: file_system.size(path) for number, path in files.items()}
             except BaseException:
                 _close_all(file_system, [*opened.values(), descriptor])
                 raise
-            return _Opened(descriptor, log, opened, lengths)
+            return _Opened(descriptor, recovered, opened, lengths)
 
         def undo(opened: _Opened) -> None:
             _close_all(file_system, [*opened.descriptors.values(), opened.lock_descriptor])
 
         opened = await run_to_end(prepare, undo)
         store = cls(directory, file_system, opened, file_bytes_max=file_bytes_max, segment_blocks=segment_blocks)
-        return store, opened.log
+        return store, opened.recovered
 
     # --- putting -----------------------------------------------------------------------------------------------------
 
@@ -219,6 +220,11 @@ class LogStore:
     def position(self) -> tuple[int, int]:
         """Where the next record will stand, unless its file is full: (file, offset)."""
         return self._tail.file, self._tail.offset
+
+    @property
+    def log_files(self) -> tuple[int, ...]:
+        """The log files there are, in order, the present one last."""
+        return tuple(sorted(self._tail.files.listed | {self._tail.file}))
 
     @property
     def bytes_appended(self) -> int:

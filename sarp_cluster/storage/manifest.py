@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 import struct
+from enum import IntEnum
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from sarp_cluster.errors import CorruptRecordError, StorageError
 from sarp_cluster.storage.file_system import FileSystem
-from sarp_cluster.storage.record import RecordType, frame_record, read_frame
+from sarp_cluster.storage.record import frame_record, read_frame
 from sarp_cluster.storage.registry import NamespaceRecord, WorkerRecord, pack_registry, replay_registry
 from sarp_cluster.storage.run_file import RunEntry, run_file_name
 
@@ -26,7 +27,18 @@ FORMAT_VERSION: Final = 1
 FRAME_BYTES: Final = 32
 SNAPSHOT: Final = struct.Struct("<8sQQIIQQQQQQQII")
 RUN: Final = struct.Struct("<IIII")
+LOG_FILE: Final = struct.Struct("<H")
 BACKFILL: Final = struct.Struct("<QHH")
+
+
+class ManifestRecord(IntEnum):
+    """What a record of a manifest says; namespaces and workers have the log's types."""
+
+    SNAPSHOT = 32
+    RUN = 33
+    BACKFILLS = 34
+    LOG_FILES = 35
+    END = 36
 
 
 class Counters(NamedTuple):
@@ -50,6 +62,8 @@ class Manifest(NamedTuple):
     log_file: int
     log_offset: int
     """The log goes on here."""
+    log_files: tuple[int, ...]
+    """The log files there were, in order."""
     layout: str
     """Settings that decide which entries a segment has: with others the runs are of no use."""
     counters: Counters
@@ -71,7 +85,7 @@ def encode(manifest: Manifest) -> bytes:
     counters = manifest.counters
     records: list[tuple[int, bytes]] = [
         (
-            RecordType.SNAPSHOT,
+            ManifestRecord.SNAPSHOT,
             SNAPSHOT.pack(
                 MAGIC + str(FORMAT_VERSION).encode(),
                 manifest.lsn,
@@ -85,11 +99,12 @@ def encode(manifest: Manifest) -> bytes:
             + manifest.layout.encode(),
         )
     ]
-    records += [(RecordType.RUN, RUN.pack(*run)) for run in manifest.runs]
+    records.append((ManifestRecord.LOG_FILES, struct.pack(f"<{len(manifest.log_files)}H", *manifest.log_files)))
+    records += [(ManifestRecord.RUN, RUN.pack(*run)) for run in manifest.runs]
     if manifest.building:
-        records.append((RecordType.BACKFILLS, b"".join(BACKFILL.pack(*one) for one in manifest.building)))
+        records.append((ManifestRecord.BACKFILLS, b"".join(BACKFILL.pack(*one) for one in manifest.building)))
     records += pack_registry(manifest.namespaces, manifest.workers)
-    records.append((RecordType.END, struct.pack("<Q", len(records))))
+    records.append((ManifestRecord.END, struct.pack("<Q", len(records))))
     data = bytearray()
     for lsn, (kind, payload) in enumerate(records, 1):
         data += frame_record(kind, payload, lsn, manifest.number, len(data), manifest.number)
@@ -102,10 +117,12 @@ def decode(data: bytes, number: int, path: Path) -> Manifest:
     at = 0
     while at < len(data):
         frame = read_frame(data, at, number, at)
-        if frame is None or frame.lsn != len(records) + 1:
+        end = at + FRAME_BYTES + (frame.payload_bytes if frame else 0)
+        following = (end + 7) & ~7
+        if frame is None or frame.lsn != len(records) + 1 or data[end:following] != bytes(following - end):
             raise CorruptRecordError(f"{path}: the record at offset {at} does not verify")
-        records.append((frame.type, data[at + FRAME_BYTES : at + FRAME_BYTES + frame.payload_bytes]))
-        at += FRAME_BYTES + frame.payload_bytes + 7 & ~7
+        records.append((frame.type, data[at + FRAME_BYTES : end]))
+        at = following
     try:
         return _decode(records, number, path)
     except (struct.error, ValueError, IndexError, KeyError) as error:
@@ -115,7 +132,7 @@ def decode(data: bytes, number: int, path: Path) -> Manifest:
 def _decode(records: list[tuple[int, bytes]], number: int, path: Path) -> Manifest:
     kind, payload = records[0]
     magic, lsn, log_offset, log_file, next_slot, *rest = SNAPSHOT.unpack_from(payload)
-    if kind != RecordType.SNAPSHOT or not magic.startswith(MAGIC):
+    if kind != ManifestRecord.SNAPSHOT or not magic.startswith(MAGIC):
         raise CorruptRecordError(f"{path}: not a manifest of ours")
     if magic != MAGIC + str(FORMAT_VERSION).encode():
         raise StorageError(
@@ -123,21 +140,27 @@ def _decode(records: list[tuple[int, bytes]], number: int, path: Path) -> Manife
             f"{FORMAT_VERSION}: open it with a newer program"
         )
     kind, ending = records[-1]
-    if kind != RecordType.END or struct.unpack("<Q", ending) != (len(records) - 1,):
+    if kind != ManifestRecord.END or struct.unpack("<Q", ending) != (len(records) - 1,):
         raise CorruptRecordError(f"{path}: cut short")
-    runs = tuple(RunEntry(*RUN.unpack(payload)) for kind, payload in records if kind == RecordType.RUN)
+    runs = tuple(RunEntry(*RUN.unpack(payload)) for kind, payload in records if kind == ManifestRecord.RUN)
     if len(runs) != rest[-2]:
         raise CorruptRecordError(f"{path}: {len(runs)} runs, its first record says {rest[-2]}")
-    building = [
-        one for kind, payload in records if kind == RecordType.BACKFILLS for one in BACKFILL.iter_unpack(payload)
+    log_files = [
+        number
+        for kind, payload in records
+        if kind == ManifestRecord.LOG_FILES
+        for (number,) in LOG_FILE.iter_unpack(payload)
     ]
-    known = (RecordType.SNAPSHOT, RecordType.RUN, RecordType.BACKFILLS, RecordType.END)
-    namespaces, workers = replay_registry([record for record in records if record[0] not in known])
+    building = [
+        one for kind, payload in records if kind == ManifestRecord.BACKFILLS for one in BACKFILL.iter_unpack(payload)
+    ]
+    namespaces, workers = replay_registry([record for record in records if record[0] < ManifestRecord.SNAPSHOT])
     return Manifest(
         number=number,
         lsn=lsn,
         log_file=log_file,
         log_offset=log_offset,
+        log_files=tuple(log_files),
         layout=payload_text(records[0][1]),
         counters=Counters(next_slot, *rest[:-2]),
         runs=runs,
@@ -178,7 +201,7 @@ def publish(file_system: FileSystem, directory: Path, manifest: Manifest) -> Non
     file_system.sync_directory(directory)
 
 
-def set_aside(file_system: FileSystem, directory: Path, manifests: list[Manifest]) -> None:
+def set_aside(file_system: FileSystem, directory: Path, *manifests: Manifest) -> None:
     """Let no recovery use these manifests again: what they name is damaged. For a helper thread."""
     for manifest in manifests:
         path = directory / manifest_name(manifest.number)

@@ -13,10 +13,8 @@ class RecordType(IntEnum):
     WORKER_MARK = 5
     FILE_HEADER = 6
     GROUP = 7
-    SNAPSHOT = 10
-    RUN = 11
-    BACKFILLS = 12
-    END = 13
+    ROUTING = 8
+    RECLAIMED = 9
 
 class RecordHeader(NamedTuple):
     """A verified frame."""

@@ -64,11 +64,8 @@ class RecordType(IntEnum):
     WORKER_MARK = 5
     FILE_HEADER = 6
     GROUP = GROUP_RECORD
-    # Of a manifest:
-    SNAPSHOT = 10
-    RUN = 11
-    BACKFILLS = 12
-    END = 13
+    ROUTING = ROUTING_RECORD
+    RECLAIMED = RECLAIMED_RECORD
 
 
 class RecordHeader(NamedTuple):

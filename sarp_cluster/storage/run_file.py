@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sarp_cluster.core.posting_run import PostingRun
-from sarp_cluster.errors import CorruptRecordError
+from sarp_cluster.errors import SnapshotDamagedError
 from sarp_cluster.storage.checksum import crc32c
 from sarp_cluster.storage.file_system import FileSystem
 
@@ -129,17 +129,19 @@ class RunFile:
     """An open run file. Reading may be done in any thread; the file is closed when nobody has it any more."""
 
     def __init__(self, directory: Path, entry: RunEntry) -> None:
-        """Read and verify the index. Raises CorruptRecordError, FileNotFoundError."""
+        """Read and verify the index. Raises SnapshotDamagedError, FileNotFoundError."""
         self.entry = entry
         self.path = directory / run_file_name(entry.number)
         self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._descriptor)
         size = os.fstat(self._descriptor).st_size
         if size != entry.bytes:
-            raise CorruptRecordError(f"{self.path}: {size} bytes, its manifest says {entry.bytes}")
+            raise SnapshotDamagedError(f"{self.path}: {size} bytes, its manifest says {entry.bytes}", entry.number)
         index = os.pread(self._descriptor, entry.index_bytes + FOOTER.size, entry.index_at)
         if crc32c(index) != entry.index_checksum:
-            raise CorruptRecordError(f"{self.path}: the index at offset {entry.index_at} does not verify")
+            raise SnapshotDamagedError(
+                f"{self.path}: the index at offset {entry.index_at} does not verify", entry.number
+            )
         postings, rows = entry.posting_chunks, entry.row_chunks
         at = postings * POSTING_ENTRY_BYTES
         self.posting_index = index[:at]
@@ -153,7 +155,9 @@ class RunFile:
     def _read(self, chunk: int, checksum: int) -> bytes:
         data = os.pread(self._descriptor, CHUNK_BYTES, chunk * CHUNK_BYTES)
         if crc32c(data) != checksum:
-            raise CorruptRecordError(f"{self.path}: the chunk at offset {chunk * CHUNK_BYTES} does not verify")
+            raise SnapshotDamagedError(
+                f"{self.path}: the chunk at offset {chunk * CHUNK_BYTES} does not verify", self.entry.number
+            )
         return data
 
     def will_need(self, chunk: int) -> None:
@@ -161,11 +165,11 @@ class RunFile:
         os.posix_fadvise(self._descriptor, chunk * CHUNK_BYTES, CHUNK_BYTES, os.POSIX_FADV_WILLNEED)
 
     def posting_chunk(self, chunk: int) -> bytes:
-        """A chunk of postings, verified. Raises CorruptRecordError."""
+        """A chunk of postings, verified. Raises SnapshotDamagedError."""
         return self._read(chunk, int(self._posting_checksums[chunk]))
 
     def row_chunk(self, chunk: int) -> tuple[Slots, Rows]:
-        """A chunk of rows, verified: their slots, ascending, and the rows. Raises CorruptRecordError."""
+        """A chunk of rows, verified: their slots, ascending, and the rows. Raises SnapshotDamagedError."""
         data = self._read(self.entry.posting_chunks + chunk, int(self._row_checksums[chunk]))
         count = int(self._row_entries["count"][chunk])
         slots = np.frombuffer(data, "<u4", count)
@@ -198,12 +202,12 @@ class RunFile:
         for chunk in range(self.entry.posting_chunks):
             try:
                 self.posting_chunk(chunk)
-            except (CorruptRecordError, OSError) as error:
+            except (SnapshotDamagedError, OSError) as error:
                 yield str(error)
         for chunk in range(self.entry.row_chunks):
             try:
                 self.row_chunk(chunk)
-            except (CorruptRecordError, OSError) as error:
+            except (SnapshotDamagedError, OSError) as error:
                 yield str(error)
 
 

@@ -69,6 +69,10 @@ class SegmentStore(Protocol):
     def position(self) -> tuple[int, int]:
         """Where the next record will stand, unless its file is full: (file, offset)."""
 
+    @property
+    def log_files(self) -> tuple[int, ...]:
+        """The log files there are, in order, the present one last."""
+
     async def room(self) -> None:
         """Wait until more may be put: what is not written yet is bounded."""
 

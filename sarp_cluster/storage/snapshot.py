@@ -1,8 +1,8 @@
 """Finding the snapshot to recover from (docs/formats.md, Recovery).
 
-The newest manifest that verifies, and whose runs do, as far as their indexes: the rest of a run is verified chunk by chunk
-when it is first wanted. If that one is damaged the one before is taken, with more of the log to replay; if none is left,
-everything is rebuilt from the log.
+The newest manifest that verifies, and whose runs do, as far as their indexes: the rest of a run is verified chunk by
+chunk when it is first wanted. If that one is damaged the one before is taken, with more of the log to replay; if none
+is left, everything is rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from sarp_cluster.core.segment_table import SegmentTable
 from sarp_cluster.errors import CorruptRecordError
 from sarp_cluster.storage.file_system import FileSystem
 from sarp_cluster.storage.manifest import Manifest, decode, manifest_files
+from sarp_cluster.storage.recovery import LogStart, Progress, RecoveredLog, recover
 from sarp_cluster.storage.run_file import RunFile
 from sarp_cluster.storage.store_directory import snapshot_numbers
 
@@ -34,6 +36,49 @@ class FoundSnapshots(NamedTuple):
     """Why the others cannot be used, for people."""
     next_number: int
     """For the next run or manifest: none that was used before."""
+
+
+class RecoveredStore(NamedTuple):
+    """A store as recovery found it."""
+
+    log: RecoveredLog
+    table: SegmentTable
+    snapshots: FoundSnapshots
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The one from which the table is loaded; None: all of the log was replayed."""
+        return self.snapshots.usable[0] if self.snapshots.usable else None
+
+
+def recover_newest(
+    file_system: FileSystem, directory: Path, segment_blocks: int, layout: str | None, progress: Progress | None
+) -> RecoveredStore:
+    """Recover a locked store from its newest snapshot that can be used, or from the log alone.
+
+    Without a `layout` snapshots are not looked at. Waits for the disk: call it in a helper thread. Raises
+    CorruptRecordError for damage to the log.
+    """
+    found = FoundSnapshots([], [], 1) if layout is None else find_snapshots(file_system, directory, layout)
+    table = SegmentTable()
+    start = None
+    if found.usable:
+        manifest = found.usable[0].manifest
+        counters = manifest.counters
+        table.begin_lazy(
+            counters.next_slot, counters.segments, counters.blocks, counters.block_entries, counters.deltas
+        )
+        start = LogStart(
+            manifest.log_file,
+            manifest.log_offset,
+            manifest.lsn,
+            counters.live_bytes,
+            manifest.namespaces,
+            manifest.workers,
+            frozenset(manifest.log_files),
+        )
+    log = recover(directory, table, segment_blocks, start=start, progress=progress, file_system=file_system)
+    return RecoveredStore(log, table, found)
 
 
 def find_snapshots(file_system: FileSystem, directory: Path, layout: str) -> FoundSnapshots:

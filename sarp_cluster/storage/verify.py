@@ -17,11 +17,19 @@ from sarp_cluster.core.routing_directory import RoutingDirectory
 from sarp_cluster.core.routing_points import RoutingPoints
 from sarp_cluster.core.segment_table import SegmentTable
 from sarp_cluster.errors import CorruptRecordError, StorageError
-from sarp_cluster.storage.log_replay import next_record, replay
+from sarp_cluster.storage.log_replay import LogReplay, next_record
 from sarp_cluster.storage.log_tail import LogTail
 from sarp_cluster.storage.record import RecordType, read_frame
-from sarp_cluster.storage.recovery import Progress, check_header, header_prefix, header_segment_blocks, vouched_behind
-from sarp_cluster.storage.store_directory import lock, log_files
+from sarp_cluster.storage.recovery import (
+    Progress,
+    check_header,
+    file_header,
+    header_prefix,
+    header_segment_blocks,
+    lost_files,
+    vouched_behind,
+)
+from sarp_cluster.storage.store_directory import lock, log_file_name, log_files
 from sarp_cluster.storage.verify_rows import bad_rows
 
 SEGMENTS_A_READ: Final = 1_024
@@ -129,52 +137,73 @@ class _Verifier:
 
     def _records(self) -> int:
         """Look at every record of every file. Returns how many blocks a segment has; 0: there is none."""
-        found, segment_blocks, lsn, torn = self._found, 0, 0, False
+        found, segment_blocks, torn, previous = self._found, 0, False, 0
+        replay = LogReplay(self._table)
+        lost = lost_files(self._files)
         for number, path in self._files.items():
             data = path.read_bytes()
             found.files += 1
             found.bytes += len(data)
-            others: list[tuple[int, bytes]] = []
+            header = None if torn else file_header(path, number)
+            if header is not None:
+                segment_blocks = segment_blocks or header_segment_blocks(header[1], path)
+                check_header(header[1], path, segment_blocks)
+                if number > previous + 1:
+                    torn = self._missing(replay, lost.intersection(range(previous + 1, number)))
+                    replay.resume(max(replay.lsn, header[0] - 1), reclaimed=True)
             at = 0
-            while not torn:
-                at, lsn = replay(self._table, data, number, lsn, others, at)
-                if at == len(data):
-                    break
-                at, lsn = self._explain(number, at, data, lsn)
-                torn = found.findings[-1].harmless  # what is behind it is no part of the store
-            for kind, payload in others:
-                if kind == RecordType.FILE_HEADER:
-                    segment_blocks = segment_blocks or header_segment_blocks(payload, path)
-                    check_header(payload, path, segment_blocks)
-                elif kind == RecordType.NAMESPACE:
-                    self._namespaces.add(int.from_bytes(payload[:4], "little"))
-                elif kind == RecordType.WORKER:
-                    self._workers.add(int.from_bytes(payload[:4], "little"))
+            while not torn and (at := replay.feed(data, number, at)) < len(data):
+                at, torn = self._explain(replay, number, at, data)
+            previous = number
             self._tell(found.bytes)
-        found.last_lsn = lsn
+        if replay.staged_records and not torn:
+            self._torn(replay)
+        self._take_over(replay)
         return segment_blocks
 
-    def _explain(self, number: int, offset: int, data: bytes, lsn: int) -> tuple[int, int]:
-        """Note what is wrong at an offset of a file. Returns where to go on, and the LSN to go on from."""
-        name = self._files[number].name
+    def _missing(self, replay: LogReplay, lost: set[int]) -> bool:
+        """Note files that must be there and are not. Returns whether the log ends before them instead."""
+        if lost and vouched_behind(self._files, min(lost), 0, b"") <= replay.applied_lsn:
+            self._torn(replay)
+            return True
+        self._found.findings += [Finding(log_file_name(number), 0, "is missing") for number in sorted(lost)]
+        return False
+
+    def _torn(self, replay: LogReplay) -> None:
+        """Note a tail that was never acknowledged: all behind the last whole group."""
+        first = replay.applied_file or min(self._files)
+        tail = sum(path.stat().st_size for number, path in self._files.items() if number >= first)
+        what = f"{tail - replay.applied_offset} bytes of a tail that was never acknowledged"
+        self._found.findings.append(Finding(log_file_name(first), replay.applied_offset, what, harmless=True))
+
+    def _take_over(self, replay: LogReplay) -> None:
+        """Note what the records say, and which of them make no sense."""
+        for file, offset, _ in replay.senseless:
+            what = "a record verifies but makes no sense here: what it changes is missing"
+            self._found.findings.append(Finding(log_file_name(file), offset, what))
+        for slot in replay.missing_images():
+            self._found.findings.append(Finding("", 0, f"segment {slot} has changes, but its image is not in the log"))
+        for kind, payload in replay.others:
+            if kind == RecordType.NAMESPACE:
+                self._namespaces.add(int.from_bytes(payload[:4], "little"))
+            elif kind == RecordType.WORKER:
+                self._workers.add(int.from_bytes(payload[:4], "little"))
+        self._found.last_lsn = replay.lsn if self._found.findings else replay.applied_lsn
+
+    def _explain(self, replay: LogReplay, number: int, offset: int, data: bytes) -> tuple[int, bool]:
+        """Note what is wrong at an offset of a file. Returns where to go on, and whether the log ends here instead."""
+        name, lsn = self._files[number].name, replay.lsn
         resumed, next_lsn = next_record(data, offset, number)
-        vouched = vouched_behind(self._files, number, data, offset)
-        findings = self._found.findings
+        vouched = vouched_behind(self._files, number, offset, data[offset:])
+        if vouched <= replay.applied_lsn:
+            self._torn(replay)  # what is behind it is no part of the store
+            return offset, True
+        what = f"{resumed - offset} bytes do not verify, although records through LSN {vouched} were durable"
         if resumed == offset:
-            if next_lsn == lsn + 1:
-                what = "a record verifies but makes no sense here: what it changes is missing"
-                findings.append(Finding(name, offset, what))
-                return _behind(data, offset, number), next_lsn
-            if vouched > lsn:
-                findings.append(Finding(name, offset, f"LSN {next_lsn} follows LSN {lsn}: records are missing"))
-                return offset, next_lsn - 1
-        if vouched > lsn:
-            what = f"{resumed - offset} bytes do not verify, although records through LSN {vouched} were durable"
-            findings.append(Finding(name, offset, what))
-            return resumed, max(lsn, next_lsn - 1)
-        tail = len(data) - offset + sum(path.stat().st_size for later, path in self._files.items() if later > number)
-        findings.append(Finding(name, offset, f"{tail} bytes of a tail that was never acknowledged", harmless=True))
-        return offset, lsn
+            what = f"LSN {next_lsn} follows LSN {lsn}: records are missing"
+        self._found.findings.append(Finding(name, offset, what))
+        replay.resume(next_lsn - 1 if resumed == offset else max(lsn, next_lsn - 1))
+        return resumed, False
 
     # --- segments -----------------------------------------------------------------------------------------------------
 
@@ -227,8 +256,3 @@ class _Verifier:
                     what = f"worker {run['worker']} holds blocks that are at home elsewhere"
         if what is not None:
             self._at(segment["delta"] or segment["image"], f"segment {segment['slot']}: {what}")
-
-
-def _behind(data: bytes, at: int, number: int) -> int:
-    """The offset of the next record behind the one at `at`."""
-    return next_record(data, at + 8, number)[0]

@@ -42,6 +42,7 @@ def fill_replica(SegmentBatch template, SegmentBatch out, int begin, int end, in
         target.image = 0
         target.delta = 0
         target.image_count = 0
+        target.count_before = 0
         target.tag = 0
         target.parent_tag = 0
         target.origin_tag = 0

@@ -5,19 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from sarp_cluster import limits
-from sarp_cluster.core.segment_table import SegmentTable
 from sarp_cluster.storage.log import LogStore
 
 
 async def open_log_store(
     directory: Path,
     *,
-    table: SegmentTable | None = None,
     segment_blocks: int = limits.SEGMENT_BLOCKS_MAX,
     file_bytes_max: int = limits.LOG_FILE_BYTES_MAX,
 ) -> LogStore:
-    """The log store in `directory`, new or recovered into `table`."""
-    store, _ = await LogStore.open(
-        directory, table or SegmentTable(), segment_blocks=segment_blocks, file_bytes_max=file_bytes_max
-    )
+    """The log store in `directory`, new or recovered."""
+    store, _ = await LogStore.open(directory, segment_blocks=segment_blocks, file_bytes_max=file_bytes_max)
     return store

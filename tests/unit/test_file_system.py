@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from sarp_cluster.core.segment_table import SegmentTable
 from sarp_cluster.errors import StorageError
 from sarp_cluster.storage.file_system import DISK, FileSystem, run_to_end
 from sarp_cluster.storage.log import LogStore
@@ -44,10 +43,10 @@ class Slow(FileSystem):
     def __init__(self) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
 
-    def read(self, path: Path) -> bytes:
+    def read(self, path: Path, begin: int = 0, length: int | None = None) -> bytes:
         self.begun.set()
         assert self.go_on.wait(WAIT_MAX_S)
-        return super().read(path)
+        return super().read(path, begin, length)
 
 
 def open_descriptors() -> int:
@@ -56,7 +55,7 @@ def open_descriptors() -> int:
 
 async def test_the_name_of_a_new_store_is_made_durable(tmp_path: Path) -> None:
     told = Told()
-    store, _ = await LogStore.open(tmp_path / "a" / "b", SegmentTable(), segment_blocks=64, file_system=told)
+    store, _ = await LogStore.open(tmp_path / "a" / "b", segment_blocks=64, file_system=told)
     await store.close()
     assert {tmp_path, tmp_path / "a"} <= set(told.synced_directories)
 
@@ -64,7 +63,7 @@ async def test_the_name_of_a_new_store_is_made_durable(tmp_path: Path) -> None:
 async def test_the_name_of_a_store_that_a_killed_process_made_is_made_durable(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     told = Told()
-    store, _ = await LogStore.open(tmp_path / "store", SegmentTable(), segment_blocks=64, file_system=told)
+    store, _ = await LogStore.open(tmp_path / "store", segment_blocks=64, file_system=told)
     await store.close()
     assert tmp_path in told.synced_directories
 
@@ -74,7 +73,7 @@ async def test_log_files_are_opened_in_a_helper_thread(tmp_path: Path) -> None:
     store.put_worker(0, "w", 0)
     await store.close()
     told = Told()
-    store, _ = await LogStore.open(tmp_path, SegmentTable(), segment_blocks=64, file_system=told)
+    store, _ = await LogStore.open(tmp_path, segment_blocks=64, file_system=told)
     await store.close()
     assert told.threads
     assert threading.current_thread().name not in told.threads

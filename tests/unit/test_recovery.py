@@ -351,7 +351,9 @@ async def test_a_record_of_an_unknown_type_is_refused(tmp_path: Path) -> None:
     number, path = list(log_files(tmp_path / "s").items())[-1]
     data = path.read_bytes()
     lsn = recovered(tmp_path / "s").lsn
-    path.write_bytes(data + frame_record(77, b"", lsn + 1, number, len(data), 1))
+    unknown = frame_record(77, b"", lsn + 1, number, len(data), 1)
+    group = frame_record(RecordType.GROUP, bytes(8), lsn + 2, number, len(data) + len(unknown), 1)
+    path.write_bytes(data + unknown + group)
     await refused(tmp_path / "s", StorageError, "type 77")
 
 
@@ -410,19 +412,22 @@ async def test_the_log_cut_at_every_byte_of_its_last_records(tmp_path: Path) -> 
     await world.insert(index, 2)
     await index.close()
     path = list(log_files(tmp_path / "s").values())[-1]
-    begin = [at for file, at, _, _ in records(tmp_path / "s") if file == path][-3]
-    ends = [0, *(end for file, _, end, _ in records(tmp_path / "s") if file == path)]
+    starts = [at for file, at, _, _ in records(tmp_path / "s") if file == path]
+    ends = [0, *(end for file, _, end, kind in records(tmp_path / "s") if file == path and kind == RecordType.GROUP)]
     old = World()
     old.changes = world.changes[:acknowledged]
     for change in old.changes:
         old.reference.insert(
             old.reference_namespaces[change.namespace], chained_block_ids(change.tokens), **change.arguments
         )
-    for length in range(begin, path.stat().st_size):
-        crashed = copy_store(tmp_path / "s", tmp_path / "crashed")
+    size = path.stat().st_size
+    crashed = copy_store(tmp_path / "s", tmp_path / "crashed")
+    for length in range(size - 1, ends[-3], -1):
         os.truncate(crashed / path.name, length)
-        log = recovered(crashed, cut=False)
-        assert (log.cut is None) == (length in ends)
+        assert (recovered(crashed, cut=False).cut is None) == (length in ends)
+    for length in sorted({at + more for at in starts for more in (-1, 0, 1, 40)} & set(range(ends[-3], size))):
+        copy_store(tmp_path / "s", crashed)
+        os.truncate(crashed / path.name, length)
         index = await open_index(crashed)
         await index.validate()
         await world.check_is_part(index)

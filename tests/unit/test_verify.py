@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,6 +50,12 @@ def offsets(data: bytes, file: int) -> list[int]:
     return found
 
 
+def groups_end(data: bytes, file: int) -> list[int]:
+    """Where the groups of a log file end."""
+    found = offsets(data, file)
+    return [end for at, end in pairwise([*found, len(data)]) if data[at + 2] == RecordType.GROUP]
+
+
 def test_a_store_that_was_closed_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asyncio.run(make_store(tmp_path / "s", log_file_bytes=4_096))
     found = verify(tmp_path / "s")
@@ -79,12 +86,14 @@ def test_a_torn_tail_is_named_and_harmless(tmp_path: Path) -> None:
     asyncio.run(make_store(tmp_path / "s"))
     path = tmp_path / "s" / log_file_name(1)
     data = path.read_bytes()
-    last = offsets(data, 1)[-1]
-    path.write_bytes(data[: last + 10])
-    found = verify(tmp_path / "s")
-    assert found.clean
-    assert [(finding.offset, finding.harmless) for finding in found.findings] == [(last, True)]
-    assert path.stat().st_size == last + 10
+    *_, begin, last = groups_end(data, 1)
+    for length in (begin + 10, offsets(data, 1)[-1], last - 1):
+        path.write_bytes(data[:length])
+        found = verify(tmp_path / "s")
+        assert found.clean
+        assert [(finding.offset, finding.harmless) for finding in found.findings] == [(begin, True)]
+        assert f"{length - begin} bytes" in found.findings[0].what
+        assert path.stat().st_size == length
 
 
 def test_what_is_behind_a_torn_tail_is_no_part_of_the_store(tmp_path: Path) -> None:
@@ -108,8 +117,7 @@ def test_a_missing_file_is_damage(tmp_path: Path) -> None:
     (tmp_path / "s" / log_file_name(2)).unlink()
     found = verify(tmp_path / "s")
     assert not found.clean
-    assert found.findings[0].file == log_file_name(3)
-    assert "missing" in found.findings[0].what
+    assert (found.findings[0].file, found.findings[0].what) == (log_file_name(2), "is missing")
 
 
 async def test_an_open_store_is_left_alone(tmp_path: Path) -> None:

@@ -35,7 +35,12 @@ class Workload:
         self.store = root / STORE_NAME
         # A store of its own secret makes one more file. It is drawn, too, so that the same seed is the same workload.
         self.secret: bytes | None = SECRET if seed % 2 else None
-        self.config: IndexConfig = dataclasses.replace(CONFIG, log_file_bytes=self.rng.choice((4_096, 8_192, 16_384)))
+        self.config: IndexConfig = dataclasses.replace(
+            CONFIG,
+            log_file_bytes=self.rng.choice((4_096, 8_192, 16_384)),
+            snapshot_log_bytes=self.rng.choice((6_000, 1 << 20)),
+            reclaim_ratio=1.1,
+        )
         self.files = CrashFileSystem(root, fault)
         self.ledger = TimedLedger(lambda: self.files.position, before or [])
         self.began: list[tuple[int, str]] = []
@@ -182,11 +187,18 @@ async def relaxed(workload: Workload) -> None:
 
 
 async def background(workload: Workload) -> None:
-    """Back-fills, merges, folds: all that is due, unless the store is full."""
+    """Back-fills, folds, snapshots, merges, reclaiming: all that is due, unless the store is full."""
     try:
         await workload.index.drain_backfill()
     except StoreFullError:
         pass
+
+
+async def snapshot(workload: Workload) -> None:
+    """A snapshot, and changes after it."""
+    await workload.index.snapshot()
+    for i in range(2):
+        await workload.insert(f"snapshot-{i}", workload.draw(), 7)
 
 
 async def reopen(workload: Workload) -> None:
@@ -227,14 +239,20 @@ STEPS: Final = (
     Step("relaxed", relaxed),
     Step("diverge", diverge),
     Step("background", background),
+    Step("snapshot", snapshot),
     Step("killed", killed),
     Step("remove", remove),
     Step("reopen", reopen),
     Step("mixed", mixed),
     Step("clear", clear),
     Step("background again", background),
+    Step("snapshot again", snapshot),
     Step("reopen again", reopen),
     Step("later", later),
 )
-AFTERWARDS: Final = (Step("afterwards", extend), Step("background afterwards", background))
+AFTERWARDS: Final = (
+    Step("afterwards", extend),
+    Step("snapshot afterwards", snapshot),
+    Step("background afterwards", background),
+)
 """What a recovered store goes on with."""

@@ -8,7 +8,7 @@ again. Meanwhile the warmer loads the rest at its own pace.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from sarp_cluster import limits
@@ -58,6 +58,10 @@ class Loader:
         chunks, pages = self._directory.take_missed(), self._table.missed_pages()
         self._table.clear_missed()
         await self._load(chunks, pages)
+
+    async def load_pages(self, pages: Iterable[int]) -> None:
+        """Load those of these pages that are not in memory."""
+        await self._load([], [page for page in pages if self._table.next_unloaded(page) == page])
 
     async def load_patched(self) -> None:
         """Load the pages that changed since the snapshot: the next one has to know their rows."""

@@ -163,7 +163,7 @@ class _Verifier:
 
     def _missing(self, replay: LogReplay, lost: set[int]) -> bool:
         """Note files that must be there and are not. Returns whether the log ends before them instead."""
-        if lost and vouched_behind(self._files, min(lost), 0, b"") <= replay.applied_lsn:
+        if lost and vouched_behind(self._files, min(lost), 0) <= replay.applied_lsn:
             self._torn(replay)
             return True
         self._found.findings += [Finding(log_file_name(number), 0, "is missing") for number in sorted(lost)]
@@ -194,7 +194,7 @@ class _Verifier:
         """Note what is wrong at an offset of a file. Returns where to go on, and whether the log ends here instead."""
         name, lsn = self._files[number].name, replay.lsn
         resumed, next_lsn = next_record(data, offset, number)
-        vouched = vouched_behind(self._files, number, offset, data[offset:])
+        vouched = vouched_behind(self._files, number, offset)
         if vouched <= replay.applied_lsn:
             self._torn(replay)  # what is behind it is no part of the store
             return offset, True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -52,22 +53,28 @@ INSERTS: Final = (
 SEQUENCES: Final = sorted({(one.namespace, one.tokens) for one in INSERTS})
 
 
-def reference() -> ReferenceIndex:
-    """The brute-force index after INSERTS."""
+def reference(inserts: Sequence[Insert] = INSERTS) -> ReferenceIndex:
+    """The brute-force index after these inserts."""
     index = ReferenceIndex()
     namespaces = [index.create_namespace(spec) for spec in SPECS]
-    for one in INSERTS:
+    for one in inserts:
         arguments = one._asdict()
         namespace = namespaces[arguments.pop("namespace")]
         index.insert(namespace, chained_block_ids(arguments.pop("tokens")), **arguments)
     return index
 
 
-async def write_store(directory: Path) -> None:
+async def write_store(
+    directory: Path,
+    config: IndexConfig = CONFIG,
+    *,
+    secret: bytes | None = SECRET,
+    inserts: Sequence[Insert] = INSERTS,
+) -> None:
     """Make the store in `directory`."""
-    index = await Index.open(directory, CONFIG, secret=SECRET)
+    index = await Index.open(directory, config, secret=secret)
     namespaces = [index.create_namespace(spec) for spec in SPECS]
-    for one in INSERTS:
+    for one in inserts:
         arguments = one._asdict()
         namespace = namespaces[arguments.pop("namespace")]
         await index.insert(namespace, chained_block_ids(arguments.pop("tokens")), **arguments)

@@ -5,7 +5,7 @@
     python -m bench.bulk_load --shape skewed          thousands of chats, and more, under one prompt
 
 The store is made of replicas of a real index (bench.scale.template). `sarp verify` passes on it, and an index opens it
-with the secret `bench.scale.template.SECRET`.
+with the secret `bench.scale.process.SECRET`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Final, NamedTuple
 
-from bench.scale.template import SECRET, Template, mask_of, of_trace, skewed
+from bench.scale.process import SECRET
+from bench.scale.template import CHATS, Template, mask_of, of_trace, skewed
 from sarp_cluster import limits
 from sarp_cluster.core.segment import SegmentBatch
 from sarp_cluster.storage.log_tail import LogTail
@@ -48,8 +49,8 @@ class Loaded(NamedTuple):
 
 
 def template_of(shape: str, trace: Path = SAMPLE, limit: int | None = None) -> Template:
-    """The template of a shape."""
-    return asyncio.run(skewed() if shape == SHAPE_SKEWED else of_trace(trace, limit))
+    """The template of a shape; of so many requests of the trace, or so many chats."""
+    return asyncio.run(skewed(limit or CHATS) if shape == SHAPE_SKEWED else of_trace(trace, limit))
 
 
 def write_store(directory: Path, template: Template, blocks: float, progress: Progress = lambda _: None) -> Loaded:
@@ -131,7 +132,9 @@ def main() -> None:
     parser.add_argument(
         "--trace", type=Path, default=SAMPLE, help="for the shape `trace` (default: the CodeAct sample)"
     )
-    parser.add_argument("--limit", type=int, help="replay only so many requests of the trace for the template")
+    parser.add_argument(
+        "--limit", type=int, help="requests of the trace, or chats, of the template (default: all, or 3,000)"
+    )
     parser.add_argument("--dir", type=Path, help="where to write it, and keep it (default: a temporary directory)")
     parser.add_argument("--verify", action="store_true", help="look over the store afterwards, as `sarp verify` does")
     options = parser.parse_args()

@@ -9,19 +9,17 @@ from typing import Final
 import pytest
 
 from bench.bulk_load import template_of, write_store
-from bench.scale.template import SECRET, Template, skewed
+from bench.scale.process import SECRET
+from bench.scale.template import Template
 from sarp_cluster.storage.verify import verify
 from shard.index import Index
 
-CHATS: Final = 40
-REQUESTS: Final = 60
+LIMIT: Final = 50
 
 
 @pytest.fixture(scope="module", params=["trace", "skewed"])
 def template(request: pytest.FixtureRequest) -> Template:
-    if request.param == "trace":
-        return template_of("trace", limit=REQUESTS)
-    return asyncio.run(skewed(CHATS))
+    return template_of(request.param, limit=LIMIT)
 
 
 def test_a_store_of_replicas_is_whole_and_answers_for_each(template: Template, tmp_path: Path) -> None:

@@ -61,7 +61,8 @@ def measure(contestant: Contestant, directory: Path, template: Template, blocks:
             "process_s": median(start["process_s"] for start in starts),
             "open_s_all": [start["open_s"] for start in starts],
             "resident_bytes": max(start["resident_bytes"] for start in starts),
-            "file_bytes": files_bytes(directory),
+            "snapshot_bytes": contestant.snapshot_bytes(directory),
+            "disk_bytes": files_bytes(directory),
         }
 
 

@@ -20,6 +20,7 @@ from bench.baselines.redis_rdb import KINDS, Redis, Words, installed
 from bench.bulk_load import write_store
 from bench.scale.snapshots import Write, save, write_blocks, write_directory, write_query, write_radix
 from bench.scale.template import Template, mask_of
+from sarp_cluster.storage.store_directory import LOG_NAME
 
 PROGRAM: Final = Path(__file__).parents[1] / "baselines" / "recovery.cpp"
 OURS: Final = "SARP"
@@ -41,6 +42,10 @@ class Contestant(ABC):
         """Why it cannot take part here, or None."""
         return None
 
+    def snapshot_bytes(self, directory: Path) -> int:
+        """Of what it saved, that from which it comes back; the rest it reads when it is asked for."""
+        return files_bytes(directory)
+
     @abstractmethod
     def prepare(self, directory: Path, template: Template, replicas: int) -> None:
         """Save an index of so many replicas in an empty directory."""
@@ -52,6 +57,9 @@ class Contestant(ABC):
 
 class Ours(Contestant):
     """Our index, killed with SIGKILL after each start: what it finds is what the bulk loader wrote."""
+
+    def snapshot_bytes(self, directory: Path) -> int:
+        return sum(path.stat().st_size for path in saved_files(directory) if not LOG_NAME.fullmatch(path.name))
 
     def prepare(self, directory: Path, template: Template, replicas: int) -> None:
         write_store(directory / "store", template, template.blocks_of(replicas))

@@ -18,7 +18,8 @@ COLUMNS: Final = (
     "shape",
     "index",
     "blocks",
-    "file bytes a block",
+    "snapshot, bytes a block",
+    "disk, MB",
     "most memory, MB",
     "open → answer, s: cold / warm",
     "process start → answer, s: cold / warm",
@@ -47,7 +48,8 @@ def table(rows: Sequence[Row]) -> str:
             cold["shape"],
             cold["contestant"],
             f"{cold['blocks']:,}",
-            f"{cold['file_bytes'] / cold['blocks']:.2f}",
+            f"{cold['snapshot_bytes'] / cold['blocks']:.2f}" if cold["snapshot_bytes"] else "none",
+            f"{cold['disk_bytes'] / 1e6:,.0f}",
             f"{cold['resident_bytes'] / 1e6:,.0f}",
             _pair(cold, warm, "open_s"),
             _pair(cold, warm, "process_s"),
@@ -111,6 +113,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         return
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "sarp"  # the same rows give the same file
+    matplotlib.rcParams["svg.fonttype"] = "none"
     from matplotlib import pyplot  # noqa: PLC0415
 
     rows = latest(rows)

@@ -56,14 +56,16 @@ def test_rows_say_what_was_measured(template: Template, tmp_path: Path) -> None:
     rows = list(measure(Ours("SARP", 1e9), tmp_path, template, 2 * template.blocks, rounds=2))
     assert [row["cache"].rstrip("?") for row in rows] == ["cold", "warm"]
     assert all(row["blocks"] >= 2 * template.blocks - template.shared_blocks for row in rows)
-    assert all(row["file_bytes"] > 8 * template.blocks for row in rows)
+    assert all(row["disk_bytes"] > 8 * template.blocks for row in rows)
+    assert all(row["snapshot_bytes"] < row["disk_bytes"] for row in rows)
     assert isinstance(drop_page_cache(tmp_path), bool)
 
 
 def row(contestant: str, blocks: int, cache: str, seconds: float) -> dict[str, Any]:
     return {
         "shape": "trace", "contestant": contestant, "blocks": blocks, "segments": blocks // 32, "cache": cache,
-        "open_s": seconds, "process_s": seconds + 1, "resident_bytes": 5_000_000, "file_bytes": 3 * blocks,
+        "open_s": seconds, "process_s": seconds + 1, "resident_bytes": 5_000_000,
+        "snapshot_bytes": 3 * blocks, "disk_bytes": 4 * blocks,
     }  # fmt: skip
 
 
@@ -80,10 +82,10 @@ ROWS = [
 def test_the_table_marks_what_was_scaled_and_what_was_not_cold() -> None:
     lines = table(ROWS).splitlines()
     assert lines[2:] == [
-        "| trace | SARP | 100,000,000 | 3.00 | 5 | 0.500 / 0.250 | 1.500 / 1.250 |  |  |",
-        "| trace | SARP | 1,000,000,000 | 3.00 | 5 | 2.000 / - | 3.000 / - |  | 2 |",
-        "| trace | other | 10,000,000 | 3.00 | 5 | 1.000 / - | 2.000 / - |  |  |",
-        "| trace | other | 100,000,000 | 3.00 | 5 | 25.0? / - | 26.0? / - | 50.0 | ≈ 250 (scaled) |",
+        "| trace | SARP | 100,000,000 | 3.00 | 400 | 5 | 0.500 / 0.250 | 1.500 / 1.250 |  |  |",
+        "| trace | SARP | 1,000,000,000 | 3.00 | 4,000 | 5 | 2.000 / - | 3.000 / - |  | 2 |",
+        "| trace | other | 10,000,000 | 3.00 | 40 | 5 | 1.000 / - | 2.000 / - |  |  |",
+        "| trace | other | 100,000,000 | 3.00 | 400 | 5 | 25.0? / - | 26.0? / - | 50.0 | ≈ 250 (scaled) |",
     ]
 
 

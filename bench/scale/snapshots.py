@@ -111,6 +111,31 @@ def _common_lists(entries: Column, template: Template, replicas: int) -> Column:
     return both[np.lexsort([both[field] for field in ("slot", "low", "high", "key")])]
 
 
+def sorted_entries(template: Template, replicas: int) -> Iterator[Column]:
+    """All registrations (ENTRY) of so many replicas by key, filter and slot, in 256 parts: what a sorted image needs.
+
+    A mask moves all keys with one first byte to another one, so each part is made of one slice of every replica.
+    """
+    order = ("slot", "low", "high", "key")
+    entries = template.entries[np.lexsort([template.entries[field] for field in order])]
+    masked = template.entry_masked[np.lexsort([template.entries[field] for field in order])]
+    common = _common_lists(entries[~masked], template, replicas)
+    own = entries[masked]
+    bytes_of = np.arange(257, dtype=np.uint64)
+    own_at, common_at = (np.searchsorted(some["key"] >> np.uint64(56), bytes_of).tolist() for some in (own, common))
+    masks = list(_own(template, replicas))
+    for first in range(256):
+        parts = [common[common_at[first] : common_at[first + 1]]]
+        for mask, slots in masks:
+            source = first ^ int(mask >> np.uint64(56))
+            some = own[own_at[source] : own_at[source + 1]].copy()
+            some["key"] ^= mask
+            some["slot"] += np.uint32(slots)
+            parts.append(some)
+        part = np.concatenate(parts)
+        yield part[np.lexsort([part[field] for field in order])]
+
+
 def _write_rows(file: BinaryIO, template: Template, replicas: int) -> None:
     rows = np.zeros(template.segments, dtype=ROW)
     rows["fork"], rows["count"], rows["namespace"] = template.fork, template.count, 1

@@ -1,7 +1,7 @@
 """Writes a store of any size in the log's own format, millions of blocks a second.
 
     python -m bench.bulk_load                         how fast: 1e7 blocks into a temporary directory
-    python -m bench.bulk_load --blocks 1e8 --dir D    keep the store in D
+    python -m bench.bulk_load --blocks 1e8 --dir D    keep the store in D (--full: 1e9 blocks)
     python -m bench.bulk_load --shape skewed          thousands of chats, and more, under one prompt
 
 The store is made of replicas of a real index (bench.scale.template). `sarp verify` passes on it, and an index opens it
@@ -18,6 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Final, NamedTuple
+
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 from bench.scale.process import SECRET
 from bench.scale.template import CHATS, Template, mask_of, of_trace, skewed
@@ -128,6 +130,7 @@ def main() -> None:
     """Write a store and say how fast."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=float, default=1e7, help="at least so many (default: %(default)g)")
+    parser.add_argument("--full", action="store_true", help="1e9 blocks: 15 GB, some minutes")
     parser.add_argument("--shape", choices=(SHAPE_TRACE, SHAPE_SKEWED), default=SHAPE_TRACE, help="(default: trace)")
     parser.add_argument(
         "--trace", type=Path, default=SAMPLE, help="for the shape `trace` (default: the CodeAct sample)"
@@ -144,7 +147,10 @@ def main() -> None:
     with TemporaryDirectory() as temporary:
         directory = options.dir or Path(temporary) / "store"
         began = perf_counter()
-        loaded = write_store(directory, template, options.blocks)
+        blocks = 1e9 if options.full else options.blocks
+        total = template.blocks_of(template.replicas_for(blocks))
+        with tqdm(total=total, unit="block", unit_scale=True, mininterval=0.5, disable=None) as bar:
+            loaded = write_store(directory, template, blocks, lambda done: bar.update(done - bar.n))
         took = perf_counter() - began
         print(
             f"{loaded.blocks:,} blocks in {loaded.segments:,} segments, {loaded.bytes:,} bytes "

@@ -8,7 +8,7 @@ again. Meanwhile the warmer loads the rest at its own pace.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from sarp_cluster import limits
@@ -16,6 +16,7 @@ from sarp_cluster.core.posting_run import PostingRun
 from sarp_cluster.core.routing_directory import RoutingDirectory
 from sarp_cluster.core.segment_table import SegmentTable
 from sarp_cluster.errors import CorruptRecordError, SnapshotDamagedError
+from sarp_cluster.storage.segment_store import SegmentStore
 from sarp_cluster.storage.run_file import FIRST_SLOT, PAGE_ROWS, Rows, RunFile, Slots, newest_rows
 
 
@@ -27,9 +28,10 @@ class _Read(NamedTuple):
 class Loader:
     """Brings chunks of runs and pages of rows into memory. Owned by the loop's thread."""
 
-    def __init__(self, directory: RoutingDirectory, table: SegmentTable) -> None:
+    def __init__(self, directory: RoutingDirectory, table: SegmentTable, store: SegmentStore) -> None:
         self._directory = directory
         self._table = table
+        self._store = store
         self._files: dict[int, RunFile] = {}
         self._page_files: tuple[RunFile, ...] = ()
         self._hand = (0, 0)
@@ -58,6 +60,10 @@ class Loader:
         chunks, pages = self._directory.take_missed(), self._table.missed_pages()
         self._table.clear_missed()
         await self._load(chunks, pages)
+
+    async def load_pages(self, pages: Iterable[int]) -> None:
+        """Load those of these pages that are not in memory."""
+        await self._load([], [page for page in pages if self._table.next_unloaded(page) == page])
 
     async def load_patched(self) -> None:
         """Load the pages that changed since the snapshot: the next one has to know their rows."""

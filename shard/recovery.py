@@ -69,10 +69,7 @@ async def _check_sample(state: IndexState) -> None:
     sampled = (
         sorted({pages * sample // PAGES_SAMPLED for sample in range(PAGES_SAMPLED)} | {pages - 1}) if pages else []
     )
-    for page in sampled:
-        table.want_page(page)  # so that they are loaded all at once
-    if state.loader.missed:
-        await state.loader.load_missed()
+    await state.loader.load_pages(sampled)
     slots = [slot for page in sampled if (slot := _first_used(table, page))]
     if table.segments and not slots:
         raise CorruptRecordError(f"none of {table.segments} segments was found")

@@ -156,7 +156,7 @@ class Snapshots:
         state.store.append_journal()
         lsn, (log_file, log_offset) = state.store.lsn, state.store.position
         if not self._kept:
-            state.store.keep_from(log_file)  # from this moment on: its file must not be reclaimed before it is published
+            state.store.keep_from(log_file)  # its file must not be reclaimed before this is published
         self._taken_at = state.store.bytes_appended
         table, directory = state.table, state.directory
         table.freeze()

@@ -13,6 +13,7 @@ Recovery only ever shortens: it may be cut off itself and done again, with the s
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
@@ -266,15 +267,26 @@ class _Recovery:
         path = self._files.get(number)
         tail = self._file_system.read(path, offset) if path is not None else b""
         if path is not None and tail:
-            descriptor = self._file_system.create(self._directory / cut_file_name(number, offset), replace=True)
-            try:
-                self._file_system.write(descriptor, tail, 0)
-                self._file_system.sync(descriptor)
-            finally:
-                self._file_system.close(descriptor)
+            self._set_aside(self._directory / cut_file_name(number, offset), tail)
             self._file_system.sync_directory(self._directory)  # what is cut is aside before it is gone from the log
             self._file_system.truncate(path, offset)
         self._file_system.sync_directory(self._directory)
+
+    def _set_aside(self, path: Path, tail: bytes) -> None:
+        """Keep a tail in a file of its own, unless there is no space: a full disk is a likely reason for a torn tail."""
+        file_system = self._file_system
+        try:
+            descriptor = file_system.create(path, replace=True)
+            try:
+                file_system.write(descriptor, tail, 0)
+                file_system.sync(descriptor)
+            finally:
+                file_system.close(descriptor)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            if file_system.exists(path):
+                file_system.unlink(path)
 
     def _remove(self, reclaimed: Iterable[int]) -> None:
         """Delete files of which it is durable that nothing of them is needed."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -56,23 +57,30 @@ SNAPSHOT_AFTER: Final = 8
 SEQUENCES: Final = sorted({(one.namespace, one.tokens) for one in INSERTS})
 
 
-def reference() -> ReferenceIndex:
-    """The brute-force index after INSERTS."""
+def reference(inserts: Sequence[Insert] = INSERTS) -> ReferenceIndex:
+    """The brute-force index after these inserts."""
     index = ReferenceIndex()
     namespaces = [index.create_namespace(spec) for spec in SPECS]
-    for one in INSERTS:
+    for one in inserts:
         arguments = one._asdict()
         namespace = namespaces[arguments.pop("namespace")]
         index.insert(namespace, chained_block_ids(arguments.pop("tokens")), **arguments)
     return index
 
 
-async def write_store(directory: Path) -> None:
-    """Make the store in `directory`."""
-    index = await Index.open(directory, CONFIG, secret=SECRET)
+async def write_store(
+    directory: Path,
+    config: IndexConfig = CONFIG,
+    *,
+    secret: bytes | None = SECRET,
+    inserts: Sequence[Insert] = INSERTS,
+    snapshot_after: int | None = None,
+) -> None:
+    """Make the store in `directory`; with a snapshot, after so many inserts."""
+    index = await Index.open(directory, config, secret=secret)
     namespaces = [index.create_namespace(spec) for spec in SPECS]
-    for number, one in enumerate(INSERTS):
-        if number == SNAPSHOT_AFTER:
+    for number, one in enumerate(inserts):
+        if number == snapshot_after:
             await index.snapshot()
         arguments = one._asdict()
         namespace = namespaces[arguments.pop("namespace")]
@@ -86,7 +94,7 @@ def main() -> None:
     for path in GOLDEN_STORE.iterdir():
         path.unlink()
     with tempfile.TemporaryDirectory() as directory:
-        asyncio.run(write_store(Path(directory)))
+        asyncio.run(write_store(Path(directory), snapshot_after=SNAPSHOT_AFTER))
         for path in Path(directory).iterdir():
             if any(pattern.fullmatch(path.name) for pattern in (LOG_NAME, RUN_NAME, MANIFEST_NAME)):
                 (GOLDEN_STORE / path.name).write_bytes(path.read_bytes())

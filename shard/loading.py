@@ -16,8 +16,8 @@ from sarp_cluster.core.posting_run import PostingRun
 from sarp_cluster.core.routing_directory import RoutingDirectory
 from sarp_cluster.core.segment_table import SegmentTable
 from sarp_cluster.errors import CorruptRecordError, SnapshotDamagedError
-from sarp_cluster.storage.segment_store import SegmentStore
 from sarp_cluster.storage.run_file import FIRST_SLOT, PAGE_ROWS, Rows, RunFile, Slots, newest_rows
+from sarp_cluster.storage.segment_store import SegmentStore
 
 
 class _Read(NamedTuple):
@@ -126,6 +126,7 @@ class Loader:
             # The bytes are those that were written, but no part of this snapshot, or not with the log behind it.
             self.damage = SnapshotDamagedError(str(error))
             raise self.damage from error
+        self._store.note_dead(self._table.take_replaced())
         self.loads += len(read.chunks) + len(read.pages)
 
     def _read(self, chunks: list[tuple[int, int]], pages: list[int]) -> _Read:

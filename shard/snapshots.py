@@ -161,6 +161,8 @@ class Snapshots:
         state = self._state
         state.store.append_journal()
         lsn, (log_file, log_offset) = state.store.lsn, state.store.position
+        if not self._kept:
+            state.store.keep_from(log_file)  # its file must not be reclaimed before this is published
         self._taken_at = state.store.bytes_appended
         table, directory = state.table, state.directory
         table.freeze()

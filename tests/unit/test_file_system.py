@@ -121,9 +121,9 @@ async def test_a_torn_tail_is_cut_off_on_a_full_disk(tmp_path: Path) -> None:
     await store.close()
     whole = (tmp_path / log_file_name(1)).read_bytes()
     (tmp_path / log_file_name(1)).write_bytes(whole + b"torn")
-    store, log = await LogStore.open(tmp_path, SegmentTable(), segment_blocks=64, file_system=Full())
+    store, recovered = await LogStore.open(tmp_path, segment_blocks=64, file_system=Full())
     await store.close()
-    assert log.cut is not None
+    assert recovered.log.cut is not None
     assert (tmp_path / log_file_name(1)).read_bytes() == whole
     assert sorted(os.listdir(tmp_path)) == [LOCK_NAME, log_file_name(1)]
 

@@ -192,6 +192,14 @@ class IndexStatistics:
     """Of disk_bytes, records that a segment still points to."""
     backfills_pending: int
     deltas_unfolded: int
+    reclaimed_files: int = 0
+    """Log files that were reclaimed since the index was opened."""
+    reclaimed_bytes: int = 0
+    """Their bytes."""
+    rewritten_bytes: int = 0
+    """Bytes that were written anew for that."""
+    blocked_files: int = 0
+    """Log files that cannot be reclaimed, because a segment in them cannot be read."""
 
 
 class PrefixIndex(Protocol):

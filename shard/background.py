@@ -13,6 +13,7 @@ from typing import Final
 
 from sarp_cluster import limits
 from sarp_cluster.core.refinement import Backfill
+from sarp_cluster.errors import StoreFullError
 from sarp_cluster.storage.log import LogStore
 from shard.namespaces import NamespaceRegistry
 from shard.reclaim import Reclaim
@@ -73,23 +74,29 @@ class Background:
         )
 
     async def step(self, *, now: float | None = None) -> bool:
-        """Do one bounded piece of work. False when nothing was due; with `now`, also when what is has to wait.
+        """Do one bounded piece of work. False when nothing was due, or there is no space for it.
 
-        Raises StoreFullError when there is no space for it.
+        With `now`, also when what is due has to wait for its time.
         """
         async with self._stepping:
             self.pause = 0.0
-            if self._queue or self._state.points.due:
-                await self._backfill_step()
-            elif self._state.loader.unloaded:
-                await self._state.loader.warm_step()
-                self.pause = limits.WARM_PAUSE_MS / 1000
-            elif self._fold_due():
-                await self._fold_step()
-            elif self.reclaim is not None and (now is None or self.reclaim.wait_s(now) == 0):
-                return await self.reclaim.step()
-            else:
+            try:
+                return await self._step(now)
+            except StoreFullError:
                 return False
+
+    async def _step(self, now: float | None) -> bool:
+        if self._queue or self._state.points.due:
+            await self._backfill_step()
+        elif self._state.loader.unloaded:
+            await self._state.loader.warm_step()
+            self.pause = limits.WARM_PAUSE_MS / 1000
+        elif self._fold_due():
+            await self._fold_step()
+        elif self.reclaim is not None and (now is None or self.reclaim.wait_s(now) == 0):
+            return await self.reclaim.step()
+        else:
+            return False
         return True
 
     async def _backfill_step(self) -> None:

@@ -257,14 +257,12 @@ class Index:
                 try:
                     while await self.background.step(now=loop.time()):
                         await asyncio.sleep(self.background.pause)  # foreground work first
-                    wait_s = self.background.wait_s(loop.time())
                 except SnapshotDamagedError as error:
                     await self.snapshots.refuse(error)
                     raise
-                except StoreFullError:
-                    wait_s = limits.FULL_RETRY_MS / 1000
-                if self.state.store.full:
-                    wait_s = limits.FULL_RETRY_MS / 1000  # space may come back from elsewhere
+                # Space of a full store may come back from elsewhere.
+                full = self.state.store.full
+                wait_s = limits.FULL_RETRY_MS / 1000 if full else self.background.wait_s(loop.time())
                 timer = None if wait_s is None else loop.call_later(wait_s, self._wake.set)
         finally:
             if timer is not None:
@@ -311,6 +309,7 @@ class Index:
     def statistics(self) -> IndexStatistics:
         """Counters at this moment."""
         table, directory, store = self.state.table, self.state.directory, self.state.store.statistics()
+        reclaim = self.background.reclaim
         return IndexStatistics(
             segments=table.segments,
             blocks=table.blocks,
@@ -322,6 +321,10 @@ class Index:
             live_disk_bytes=store.live_bytes,
             backfills_pending=self.background.backfills_pending,
             deltas_unfolded=table.deltas,
+            reclaimed_files=reclaim.files_reclaimed if reclaim else 0,
+            reclaimed_bytes=reclaim.bytes_reclaimed if reclaim else 0,
+            rewritten_bytes=reclaim.bytes_rewritten if reclaim else 0,
+            blocked_files=reclaim.files_blocked if reclaim else 0,
         )
 
     async def validate(self) -> None:

@@ -7,6 +7,7 @@ Invariants (the core's D1-D3 and S1-S4 first):
       (worker, tier);
   V4  every segment is registered at its first block, and at each point behind an entry that is published, with the
       filter of its present blocks; nothing else is registered, but for entries that are being built.
+  V5  of each log file it is known how many bytes segments point to, once they were counted.
 V4 is the entry-level invariant of design §4.
 """
 
@@ -15,7 +16,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sarp_cluster.config import IndexConfig
+from sarp_cluster.core.segment_table import SegmentTable
 from sarp_cluster.errors import invariant
+from sarp_cluster.storage.log import LogStore
 from shard.state import IndexState
 
 SEGMENTS_A_READ: Final = 256
@@ -34,6 +37,8 @@ async def validate(state: IndexState) -> None:
     for segment in segments.values():
         _check_segment(segment, segments)
     _check_entries(state, segments)
+    if isinstance(state.store, LogStore):
+        _check_books(state.store, state.table)
 
 
 async def _read_all(state: IndexState) -> dict[int, dict[str, Any]]:
@@ -69,6 +74,21 @@ def _check_segment(segment: dict[str, Any], segments: dict[int, dict[str, Any]])
         )
         invariant(run["mask"] & held.get(holder, 0) == 0, "V3: a block is in two runs", slot=segment["slot"], **run)
         held[holder] = held.get(holder, 0) | run["mask"]
+
+
+def _check_books(store: LogStore, table: SegmentTable) -> None:
+    files = store.space.files
+    live: dict[int, int] = {}
+    for slots in table.slots_in_use(SEGMENTS_A_READ):
+        for row in map(table.describe, slots):
+            for place in (row["image"], row["delta"]) if row else ():
+                live[place >> 48] = live.get(place >> 48, 0) + (place >> 32 & 0xFFFF) * 8
+    invariant(files.live_bytes == sum(live.values()), "V5: live bytes", counted=files.live_bytes, found=live)
+    if files.counted:
+        for number in files.listed | live.keys():
+            counted = files.live_in(number)
+            invariant(counted == live.get(number, 0), "V5: live bytes of a file", number=number, counted=counted)
+        invariant(live.keys() <= files.listed | {0}, "V5: a segment points to a file that is gone", found=live)
 
 
 def _filter(config: IndexConfig, ids: list[int], point: int) -> tuple[int, int]:

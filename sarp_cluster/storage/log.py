@@ -200,6 +200,10 @@ class LogStore:
                 f"the log could not be written: {self._failure}; end this process and recover from the disk"
             ) from self._failure
 
+    def note_dead(self, places: memoryview[int]) -> None:
+        """Places of records that no segment points to any more, found while rows of a snapshot were loaded."""
+        self._tail.files.note_dead(places)
+
     def keep_from(self, number: int) -> None:
         """Log files from this number on are needed by the oldest kept snapshot."""
         self.space.oldest_needed_file = number
@@ -399,8 +403,13 @@ class LogStore:
         self._schedule()
 
     async def remove_file(self, number: int) -> None:
-        """Delete a log file of which it is durable that it is reclaimed. Reads in flight can go on to its end."""
+        """Delete a log file of which it is durable that it is reclaimed. Reads in flight can go on to their end.
+
+        Nothing happens if it was deleted meanwhile, for a caller who was cancelled.
+        """
         self._check_failure()
+        if not self.space.files.bytes_of(number):
+            return
         if number not in self._removals:
             self._removals[number] = self._start(self._remove(number), "sarp-log-remove")
         await self._told_of(self._removals[number])

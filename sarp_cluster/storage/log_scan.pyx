@@ -38,7 +38,7 @@ cdef struct Found:
 def scan(const uint8_t[::1] data, uint32_t file, uint64_t begin, bint last):
     """The records in `data`, which stands at offset `begin` of a log file; `last`: the file ends with it.
 
-    A record that `data` ends within is left for the next call, which begins where this one ended.
+    A record that `data` ends within is left for the next call, which begins where this one ended. `data` has room for any.
     """
     cdef uint64_t length = data.shape[0]
     cdef uint64_t offset = 0
@@ -55,8 +55,8 @@ def scan(const uint8_t[::1] data, uint32_t file, uint64_t begin, bint last):
             while length - offset >= FRAME_BYTES:
                 memcpy(&frame, &data[offset], FRAME_BYTES)
                 size = (FRAME_BYTES + <uint64_t>frame.payload_bytes + 7) & ~<uint64_t>7
-                if size > length - offset and size <= RECORD_MAX and not last:
-                    break
+                if size > length - offset and size <= RECORD_MAX and offset and not last:
+                    break  # at the beginning of `data` it is no record: those fit
                 verified = (
                     size <= length - offset
                     and check_frame(&data[offset], <uint32_t>min(size, 0xFFFFFFFFu), file, begin + offset) >= 0

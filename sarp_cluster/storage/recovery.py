@@ -273,7 +273,7 @@ class _Recovery:
         self._file_system.sync_directory(self._directory)
 
     def _set_aside(self, path: Path, tail: bytes) -> None:
-        """Keep a tail in a file of its own, unless there is no space: a full disk may be what tore it."""
+        """Keep a tail in a file of its own, unless there is no space: a full disk is what often tears a tail."""
         file_system = self._file_system
         try:
             descriptor = file_system.create(path, replace=True)

@@ -6,6 +6,7 @@ synced, a checksum that is not looked at. What finds none of them proves nothing
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +19,12 @@ from sarp_cluster.storage import log, recovery
 from sarp_cluster.storage.checksum import crc32c
 from sarp_cluster.storage.log_replay import LogReplay
 from sarp_cluster.storage.log_tail import LogTail
+from sarp_cluster.storage.reclaim import RecordsInForce
 from sarp_cluster.testing.crash_file_system import CrashFileSystem
-from shard import insert_path
+from shard import insert_path, reclaim
+from tests.crash import workload
 from tests.crash.crash_points import Point, Recorded, crash, sample
+from tests.crash.ledger import CONFIG
 
 POINTS_MAX = 60
 FRAME_BYTES = 32
@@ -103,8 +107,8 @@ def with_right_checksums(data: bytes) -> bytes:
 def a_clear_is_not_logged(patch: Patch) -> None:
     real = log.LogStore.put_worker_mark
 
-    def put_worker_mark(self: log.LogStore, worker: int, generation: int, seq: int) -> None:
-        real(self, worker, 0, seq)
+    def put_worker_mark(self: log.LogStore, worker: int, generation: int, seq: int, **named: bool) -> None:
+        real(self, worker, 0, seq, **named)
 
     patch.setattr(log.LogStore, "put_worker_mark", put_worker_mark)
 
@@ -116,12 +120,24 @@ def a_removal_is_not_logged(patch: Patch) -> None:
     patch.setattr(insert_path, "remove", remove)
 
 
+def a_file_is_deleted_before_that_is_recorded(patch: Patch) -> None:
+    real = reclaim._Victim
+    patch.setattr(reclaim, "_Victim", lambda number, size: real(number, size, copied=True, recorded=True, durable=True))
+
+
+def names_of_a_reclaimed_file_are_not_put_again(patch: Patch) -> None:
+    patch.setattr(reclaim.Reclaim, "_put_again", lambda self, victim: victim.others.clear())
+    patch.setattr(RecordsInForce, "bytes_in", lambda self, file: 0)
+
+
 class Fault(NamedTuple):
     """A fault, and what the check says of it."""
 
     put_in: Callable[[Patch], None]
     found: str
     workload: int = 1
+    reclaiming: bool = False
+    """Log files are reclaimed meanwhile. That syncs all the time, and would hide what the others leave out."""
 
 
 LOST = r"blocks, not \d|verified_blocks|matched_blocks"
@@ -136,6 +152,8 @@ FAULTS = (
     Fault(groups_vouch_for_themselves, DAMAGED),
     Fault(a_clear_is_not_logged, "came back"),
     Fault(a_removal_is_not_logged, "came back"),
+    Fault(a_file_is_deleted_before_that_is_recorded, f"{LOST}|{DAMAGED}", reclaiming=True),
+    Fault(names_of_a_reclaimed_file_are_not_put_again, f"{LOST}|worker", reclaiming=True),
 )
 
 
@@ -149,5 +167,7 @@ def crash_at_many_points(tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.put_in.__name__)
 def test_a_fault_is_found(tmp_path: Path, monkeypatch: Patch, fault: Fault) -> None:
     fault.put_in(monkeypatch)
+    if not fault.reclaiming:
+        monkeypatch.setattr(workload, "CONFIG", dataclasses.replace(CONFIG, reclaim_ratio=None))
     with pytest.raises((AssertionError, SarpError), match=fault.found):
         crash_at_many_points(tmp_path, fault.workload)

@@ -153,8 +153,7 @@ def test_full_then_free_again(small: Path, tmp_path: Path) -> None:
             await writer.until_taken("later", 500)
             assert await writer.fill() > 10, "all of the space that was freed is used"
         finally:
-            with pytest.raises(StoreFullError):
-                await index.close()
+            await index.close()  # what was taken still fits: it is refused before the disk is full
 
     asyncio.run(main())
     grow(small)

@@ -6,6 +6,7 @@ nothing: what is new is refused until there is space. Afterwards the power fails
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import random
@@ -25,7 +26,9 @@ from sarp_cluster.testing.crash_file_system import (
     Truncate,
     Write,
 )
+from tests.crash import workload
 from tests.crash.crash_points import Point, Recorded, crash
+from tests.crash.ledger import CONFIG
 
 Kinds = tuple[type[Operation], ...]
 SYNCS: Final[Kinds] = (Sync, SyncDirectory)
@@ -146,6 +149,8 @@ def test_a_sync_that_is_tried_again_would_be_found(tmp_path: Path, monkeypatch: 
             sync(self, descriptor)
 
     monkeypatch.setattr(CrashFileSystem, "sync", again)
+    # Reclaiming syncs all the time: what one sync loses, it would write again.
+    monkeypatch.setattr(workload, "CONFIG", dataclasses.replace(CONFIG, reclaim_ratio=None))
     (tmp_path / "recorded").mkdir()
     recorded = Recorded(tmp_path / "recorded", SEED, fault=Failing((Sync,), errno.EIO, 5))
     assert recorded.error is None

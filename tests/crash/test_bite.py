@@ -141,7 +141,7 @@ class Fault(NamedTuple):
 
 
 LOST = r"blocks, not \d|verified_blocks|matched_blocks"
-DAMAGED = "damage|does not verify|are missing|were durable"
+DAMAGED = "damage|does not verify|missing|were durable"
 FAULTS = (
     Fault(ack_before_sync, LOST),
     Fault(no_file_sync, f"{LOST}|{DAMAGED}"),

@@ -141,7 +141,7 @@ class Fault(NamedTuple):
 
 
 LOST = r"blocks, not \d|verified_blocks|matched_blocks"
-DAMAGED = "damage|does not verify|are missing|were durable"
+DAMAGED = "damage|does not verify|is missing|are missing|were durable"
 FAULTS = (
     Fault(ack_before_sync, LOST),
     Fault(no_file_sync, f"{LOST}|{DAMAGED}"),
@@ -153,7 +153,7 @@ FAULTS = (
     Fault(a_clear_is_not_logged, "came back"),
     Fault(a_removal_is_not_logged, "came back"),
     Fault(a_file_is_deleted_before_that_is_recorded, f"{LOST}|{DAMAGED}", reclaiming=True),
-    Fault(names_of_a_reclaimed_file_are_not_put_again, f"{LOST}|worker", reclaiming=True),
+    Fault(names_of_a_reclaimed_file_are_not_put_again, f"{LOST}|worker|namespace", reclaiming=True),
 )
 
 

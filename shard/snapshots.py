@@ -115,19 +115,26 @@ class Snapshots:
     async def step(self) -> None:
         """Take the snapshot that is due, or do the merge."""
         async with self._working:
+            if self.due and not self._merge_due:
+                await self._take()
             if self._merge_due and self._frozen is None:
                 await self._merge(self._merge_due)
-            elif self.due:
-                await self._take()
 
-    async def take(self) -> Manifest:
+    async def take(self) -> None:
         """Take a snapshot. Raises OSError where it cannot be written: the one before stays, and it may be repeated."""
         async with self._working:
-            return await self._take()
+            if self._merge_due and self._frozen is None:
+                await self._merge(self._merge_due)  # the runs are bounded
+            await self._take()
+
+    async def merge(self, newest: int) -> None:
+        """Merge so many of the newest runs into one."""
+        async with self._working:
+            await self._merge(newest)
 
     # --- snapshots ---------------------------------------------------------------------------------------------------
 
-    async def _take(self) -> Manifest:
+    async def _take(self) -> None:
         state = self._state
         if self._frozen is None:
             await state.loader.load_patched()
@@ -148,7 +155,6 @@ class Snapshots:
         self.taken += 1
         await asyncio.get_running_loop().run_in_executor(None, retired.clear)
         await self._published(manifest)
-        return manifest
 
     def _freeze(self) -> Frozen:
         """No await in here: all of this is of one moment."""

@@ -138,7 +138,7 @@ class Fault(NamedTuple):
     found: str
     workload: int = 1
     reclaiming: bool = False
-    """Log files are reclaimed and snapshots taken. That syncs all the time, and would hide what the others leave out."""
+    """Log files are reclaimed and snapshots taken. That syncs all the time and would hide what others leave out."""
 
 
 LOST = r"blocks, not \d|verified_blocks|matched_blocks"

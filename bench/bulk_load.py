@@ -1,11 +1,11 @@
 """Writes a store of any size in the log's own format, millions of blocks a second.
 
     python -m bench.bulk_load                         how fast: 1e7 blocks into a temporary directory
-    python -m bench.bulk_load --blocks 1e8 --dir D    keep the store in D
+    python -m bench.bulk_load --blocks 1e8 --dir D    keep the store in D (--full: 1e9 blocks)
     python -m bench.bulk_load --shape skewed          thousands of chats, and more, under one prompt
 
 The store is made of replicas of a real index (bench.scale.template). `sarp verify` passes on it, and an index opens it
-with the secret `bench.scale.template.SECRET`.
+with the secret `bench.scale.process.SECRET`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Final, NamedTuple
 
-from bench.scale.template import SECRET, Template, mask_of, of_trace, skewed
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from bench.scale.process import SECRET
+from bench.scale.template import CHATS, Template, mask_of, of_trace, skewed
 from sarp_cluster import limits
 from sarp_cluster.core.segment import SegmentBatch
 from sarp_cluster.storage.file_system import DISK
@@ -49,8 +52,8 @@ class Loaded(NamedTuple):
 
 
 def template_of(shape: str, trace: Path = SAMPLE, limit: int | None = None) -> Template:
-    """The template of a shape."""
-    return asyncio.run(skewed() if shape == SHAPE_SKEWED else of_trace(trace, limit))
+    """The template of a shape; of so many requests of the trace, or so many chats."""
+    return asyncio.run(skewed(limit or CHATS) if shape == SHAPE_SKEWED else of_trace(trace, limit))
 
 
 def write_store(directory: Path, template: Template, blocks: float, progress: Progress = lambda _: None) -> Loaded:
@@ -128,11 +131,14 @@ def main() -> None:
     """Write a store and say how fast."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=float, default=1e7, help="at least so many (default: %(default)g)")
+    parser.add_argument("--full", action="store_true", help="1e9 blocks: 15 GB, some minutes")
     parser.add_argument("--shape", choices=(SHAPE_TRACE, SHAPE_SKEWED), default=SHAPE_TRACE, help="(default: trace)")
     parser.add_argument(
         "--trace", type=Path, default=SAMPLE, help="for the shape `trace` (default: the CodeAct sample)"
     )
-    parser.add_argument("--limit", type=int, help="replay only so many requests of the trace for the template")
+    parser.add_argument(
+        "--limit", type=int, help="requests of the trace, or chats, of the template (default: all, or 3,000)"
+    )
     parser.add_argument("--dir", type=Path, help="where to write it, and keep it (default: a temporary directory)")
     parser.add_argument("--verify", action="store_true", help="look over the store afterwards, as `sarp verify` does")
     options = parser.parse_args()
@@ -142,7 +148,10 @@ def main() -> None:
     with TemporaryDirectory() as temporary:
         directory = options.dir or Path(temporary) / "store"
         began = perf_counter()
-        loaded = write_store(directory, template, options.blocks)
+        blocks = 1e9 if options.full else options.blocks
+        total = template.blocks_of(template.replicas_for(blocks))
+        with tqdm(total=total, unit="block", unit_scale=True, mininterval=0.5, disable=None) as bar:
+            loaded = write_store(directory, template, blocks, lambda done: bar.update(done - bar.n))
         took = perf_counter() - began
         print(
             f"{loaded.blocks:,} blocks in {loaded.segments:,} segments, {loaded.bytes:,} bytes "

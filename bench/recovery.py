@@ -1,128 +1,120 @@
-"""How long until a killed store answers again: from opening it to the first correct match.
+"""How long until a killed index answers again, beside indexes that load a snapshot into memory.
 
-    python -m bench.recovery                      stores of 1e6 and 1e7 blocks
-    python -m bench.recovery --blocks 1e6 1e7 3e7
+    python -m bench.recovery                        1e6 and 1e7 blocks, both shapes, all who are installed
+    python -m bench.recovery --blocks 1e6 1e7 1e8   larger ones
+    python -m bench.recovery --full                 to 1e9: up to 16 GB of files at a time, and 12 GB of memory
+    python -m bench.recovery --only SARP --shapes skewed
 
-A child process makes a store of chats that share system prompts, syncs it and is killed; another one opens it and
-matches. Once with the store's files in the page cache, once with them dropped from it. There are no snapshots yet: the
-table and the directory are rebuilt from the log, so the time grows with the store.
+Indexes are replicas of a real one (bench.scale.template): a trace's, and chats that all part from one prompt. Each
+contestant saves the same index in its own format, and starts from it in a process of its own until its first correct
+answer about one long sequence: from when it begins to open its files, and from when its process was started. Cold: the
+kernel has forgotten its files (checked: a question mark says that it has not). Warm: they are in the page cache.
+Medians of some rounds. Who cannot hold a size is measured at the largest it can; what it would take at 1e9 is that,
+scaled, and marked.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
-import os
-import random
-import signal
-import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any, Final
 
-from sarp_cluster.types import HashProfile, NamespaceSpec, Worker
-from shard.index import Index
+from bench.bulk_load import SAMPLE, SHAPE_SKEWED, SHAPE_TRACE, template_of
+from bench.scale.contestants import Contestant, all_contestants, drop_page_cache, files_bytes
+from bench.scale.report import draw, table
+from bench.scale.template import Template
 
-SPEC = NamespaceSpec(model="recovery", hash_profile=HashProfile.OPAQUE)
-PROMPTS = 200
-PROMPT_BLOCKS = 48
-CHAT_BLOCKS = 150
-
-
-def chat(rng: random.Random, prompts: list[bytes], number: int) -> bytes:
-    """The block IDs of one conversation."""
-    return prompts[number % PROMPTS] + rng.randbytes(8 * (CHAT_BLOCKS - PROMPT_BLOCKS))
-
-
-async def make(directory: Path, blocks: int) -> None:
-    """Fill a store, sync it, and be killed."""
-    rng = random.Random(1)
-    prompts = [rng.randbytes(8 * PROMPT_BLOCKS) for _ in range(PROMPTS)]
-    index = await Index.open(directory)
-    namespace = index.create_namespace(SPEC)
-    for number in range(blocks // (CHAT_BLOCKS - PROMPT_BLOCKS)):
-        await index.insert(namespace, chat(rng, prompts, number), worker=Worker(f"worker-{number % 8}"), durable=False)
-        if number % 64 == 0:
-            await asyncio.sleep(0)
-    await index.store.sync()
-    os.kill(os.getpid(), signal.SIGKILL)
+FULL: Final = (1e6, 1e7, 1e8, 3e8, 1e9)
+CACHES: Final = ("cold", "warm")
+LONG_S: Final = 20
+"""A start that took longer is not repeated."""
+Row = dict[str, Any]
 
 
-async def reopen(directory: Path, started: float) -> None:
-    """Open the store, match, and print what was measured as JSON."""
-    rng = random.Random(1)
-    prompts = [rng.randbytes(8 * PROMPT_BLOCKS) for _ in range(PROMPTS)]
-    query = chat(rng, prompts, 0)
-    opening = time.time()
-    index = await Index.open(directory)
-    found = await index.match(index.create_namespace(SPEC), query)
-    matched = time.time()
-    if found.matched_blocks != CHAT_BLOCKS:
-        raise SystemExit(f"{found.matched_blocks} of {CHAT_BLOCKS} blocks were found again")
-    statistics = index.statistics()
-    await index.close()
-    print(
-        json.dumps(
-            {
-                "blocks": statistics.blocks,
-                "segments": statistics.segments,
-                "disk_bytes": statistics.disk_bytes,
-                "open_s": matched - opening,
-                "process_s": matched - started,
-            }
-        )
-    )
+def measure(contestant: Contestant, directory: Path, template: Template, blocks: float, rounds: int) -> Iterator[Row]:
+    """Save an index once, bring it back some times, cold and warm."""
+    replicas = template.replicas_for(blocks)
+    contestant.prepare(directory, template, replicas)
+    for cache in CACHES:
+        starts = []
+        dropped = True
+        for _ in range(rounds):
+            if cache == "cold":
+                dropped = drop_page_cache(directory) and dropped
+            starts.append(contestant.start(directory, template, replicas))
+            if starts[-1]["open_s"] > LONG_S:
+                break
+        if cache == "warm" and len(starts) > 1:
+            starts = starts[1:]  # the first one read what the last cold one may not have
+        yield {
+            "shape": template.name,
+            "contestant": contestant.name,
+            "blocks": template.blocks_of(replicas),
+            "segments": template.segments_of(replicas),
+            "cache": cache if dropped else f"{cache}?",
+            "open_s": median(start["open_s"] for start in starts),
+            "process_s": median(start["process_s"] for start in starts),
+            "open_s_all": [start["open_s"] for start in starts],
+            "resident_bytes": max(start["resident_bytes"] for start in starts),
+            "snapshot_bytes": contestant.snapshot_bytes(directory),
+            "disk_bytes": files_bytes(directory),
+        }
 
 
-def drop_page_cache(directory: Path) -> None:
-    """Let the kernel forget a store's files."""
-    for path in directory.glob("log-*"):
-        descriptor = os.open(path, os.O_RDONLY)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
-
-
-def child(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a step in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "bench.recovery", *arguments], capture_output=True, text=True, check=False
-    )
+def sizes(contestant: Contestant, wanted: list[float]) -> list[float]:
+    """The sizes a contestant is measured at: those it can hold, and the largest it can in place of those it cannot."""
+    return sorted({min(blocks, contestant.blocks_max) for blocks in wanted})
 
 
 def main() -> None:
-    """Print the table, or run one step of it."""
+    """Measure, print the table, draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=float, nargs="*", default=[1e6, 1e7])
-    parser.add_argument("--make", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--reopen", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--blocks", type=float, nargs="+", default=[1e6, 1e7], help="sizes (default: 1e6 1e7)")
+    parser.add_argument("--full", action="store_true", help=f"sizes to 1e9: {' '.join(f'{size:g}' for size in FULL)}")
+    parser.add_argument(
+        "--shapes", nargs="+", choices=(SHAPE_TRACE, SHAPE_SKEWED), default=[SHAPE_TRACE, SHAPE_SKEWED], help="(both)"
+    )
+    parser.add_argument(
+        "--trace", type=Path, default=SAMPLE, help="for the shape `trace` (default: the CodeAct sample)"
+    )
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="contestants whose names begin so (default: all)")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="starts of which medians are taken (default: %(default)s)"
+    )
+    parser.add_argument("--dir", type=Path, help="on the disk that is measured (default: a temporary directory)")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="add the rows to this file, one a line; and draw all in it"
+    )
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw them there (needs the extra `bench`)")
     options = parser.parse_args()
-    if options.make:
-        asyncio.run(make(Path(options.make[0]), int(float(options.make[1]))))
-    if options.reopen:
-        asyncio.run(reopen(Path(options.reopen[0]), float(options.reopen[1])))
-        return
-    print("| blocks | segments | disk MB | page cache | open to first match, s | process start to first match, s |")
-    print("|---" * 6 + "|")
-    for blocks in options.blocks:
-        with TemporaryDirectory() as parent:
-            store = Path(parent) / "store"
-            made = child("--make", str(store), str(blocks))
-            if made.returncode != -signal.SIGKILL:
-                raise SystemExit(made.stderr)
-            for cache in ("dropped", "warm"):
-                if cache == "dropped":
-                    drop_page_cache(store)
-                done = child("--reopen", str(store), str(time.time()))
-                if done.returncode:
-                    raise SystemExit(done.stderr)
-                row = json.loads(done.stdout)
-                print(
-                    f"| {row['blocks']:,} | {row['segments']:,} | {row['disk_bytes'] / 1e6:,.0f} | {cache} "
-                    f"| {row['open_s']:.2f} | {row['process_s']:.2f} |",
-                    flush=True,
-                )
+    wanted = list(FULL) if options.full else options.blocks
+    rows: list[Row] = []
+    for shape in options.shapes:
+        template = template_of(shape, options.trace)
+        for contestant in all_contestants():
+            if options.only and not contestant.name.startswith(tuple(options.only)):
+                continue
+            reason = contestant.missing()
+            if reason is not None:
+                print(f"{contestant.name} is left out: {reason}", file=sys.stderr)
+                continue
+            for blocks in sizes(contestant, wanted):
+                with TemporaryDirectory(dir=options.dir) as directory:
+                    for row in measure(contestant, Path(directory), template, blocks, options.rounds):
+                        print(json.dumps(row), file=sys.stderr, flush=True)
+                        rows.append(row)
+                        if options.json:
+                            with options.json.open("a") as file:
+                                file.write(json.dumps(row) + "\n")
+    print(table(rows))
+    if options.svg:
+        kept = [json.loads(line) for line in options.json.read_text().splitlines()] if options.json else rows
+        draw(kept, options.svg)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from typing import Any, BinaryIO, Final, Protocol, TypeVar
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from sarp_cluster.config import IndexConfig
-from sarp_cluster.errors import SarpError
+from sarp_cluster.core.namespace import SECRET_BYTES_MAX, SECRET_BYTES_MIN
+from sarp_cluster.errors import BadRequestError, SarpError
 from sarp_cluster.replay.arguments import add_replay_arguments, index_config
 from sarp_cluster.replay.replay import Progress, replay_trace
 from sarp_cluster.replay.report import EXPLANATION, FoundStore, ReplayReport, table
@@ -176,7 +177,14 @@ def load_command(arguments: argparse.Namespace, _: OpenIndex) -> None:
 
 
 def _secret(path: Path | None) -> bytes | None:
-    return None if path is None else path.read_bytes()
+    if path is None:
+        return None
+    secret = path.read_bytes()
+    if not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
+        raise BadRequestError(
+            f"--secret: {path} has {len(secret)} bytes, not {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX}", field="secret"
+        )
+    return secret
 
 
 @contextmanager

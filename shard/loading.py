@@ -17,6 +17,7 @@ from sarp_cluster.core.routing_directory import RoutingDirectory
 from sarp_cluster.core.segment_table import SegmentTable
 from sarp_cluster.errors import CorruptRecordError, SnapshotDamagedError
 from sarp_cluster.storage.run_file import FIRST_SLOT, PAGE_ROWS, Rows, RunFile, Slots, newest_rows
+from sarp_cluster.storage.segment_store import SegmentStore
 
 
 class _Read(NamedTuple):
@@ -27,9 +28,10 @@ class _Read(NamedTuple):
 class Loader:
     """Brings chunks of runs and pages of rows into memory. Owned by the loop's thread."""
 
-    def __init__(self, directory: RoutingDirectory, table: SegmentTable) -> None:
+    def __init__(self, directory: RoutingDirectory, table: SegmentTable, store: SegmentStore) -> None:
         self._directory = directory
         self._table = table
+        self._store = store
         self._files: dict[int, RunFile] = {}
         self._page_files: tuple[RunFile, ...] = ()
         self._hand = (0, 0)
@@ -124,6 +126,7 @@ class Loader:
             # The bytes are those that were written, but no part of this snapshot, or not with the log behind it.
             self.damage = SnapshotDamagedError(str(error))
             raise self.damage from error
+        self._store.note_dead(self._table.take_replaced())
         self.loads += len(read.chunks) + len(read.pages)
 
     def _read(self, chunks: list[tuple[int, int]], pages: list[int]) -> _Read:

@@ -94,6 +94,7 @@ class Snapshots:
         self._taken_at = -log_bytes
         if self._kept:
             self._state.store.keep_from(self._kept[-1].log_file)
+        self._choose_merge()
 
     async def refuse(self, error: SnapshotDamagedError) -> None:
         """Let no recovery use the snapshots that this damage is part of."""
@@ -115,19 +116,26 @@ class Snapshots:
     async def step(self) -> None:
         """Take the snapshot that is due, or do the merge."""
         async with self._working:
+            if self.due and not self._merge_due:
+                await self._take()
             if self._merge_due and self._frozen is None:
                 await self._merge(self._merge_due)
-            elif self.due:
-                await self._take()
 
-    async def take(self) -> Manifest:
+    async def take(self) -> None:
         """Take a snapshot. Raises OSError where it cannot be written: the one before stays, and it may be repeated."""
         async with self._working:
-            return await self._take()
+            if self._merge_due and self._frozen is None:
+                await self._merge(self._merge_due)  # the runs are bounded
+            await self._take()
+
+    async def merge(self, newest: int) -> None:
+        """Merge so many of the newest runs into one."""
+        async with self._working:
+            await self._merge(newest)
 
     # --- snapshots ---------------------------------------------------------------------------------------------------
 
-    async def _take(self) -> Manifest:
+    async def _take(self) -> None:
         state = self._state
         if self._frozen is None:
             await state.loader.load_patched()
@@ -148,7 +156,6 @@ class Snapshots:
         self.taken += 1
         await asyncio.get_running_loop().run_in_executor(None, retired.clear)
         await self._published(manifest)
-        return manifest
 
     def _freeze(self) -> Frozen:
         """No await in here: all of this is of one moment."""
@@ -156,7 +163,7 @@ class Snapshots:
         state.store.append_journal()
         lsn, (log_file, log_offset) = state.store.lsn, state.store.position
         if not self._kept:
-            state.store.keep_from(log_file)  # from now on, not only once it is published
+            state.store.keep_from(log_file)  # its file must not be reclaimed before this is published
         self._taken_at = state.store.bytes_appended
         table, directory = state.table, state.directory
         table.freeze()
@@ -221,10 +228,13 @@ class Snapshots:
             workers=workers,
         )
 
+    def _choose_merge(self) -> None:
+        self._merge_due = merge_choice([run.postings for run in self._state.directory.runs])
+
     async def _published(self, manifest: Manifest) -> None:
         """Keep the newest manifests; the log before the oldest of them is needed for segments only."""
         kept = self._kept = [manifest, *self._kept][:MANIFESTS_KEPT]
-        self._merge_due = merge_choice([run.postings for run in self._state.directory.runs])
+        self._choose_merge()
         self._state.store.keep_from(kept[-1].log_file)
         await run_to_end(lambda: sweep(self._file_system, self._directory, kept))
 

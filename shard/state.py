@@ -37,7 +37,7 @@ class IndexState:
         self.directory = RoutingDirectory(self.parameters)
         self.points = RoutingPoints(self.parameters, self.directory)
         self.table = table
-        self.loader = Loader(self.directory, table)
+        self.loader = Loader(self.directory, table, store)
         self.workers = WorkerTable()
         self.answering = Answering(self.workers)
         self.readers = ThreadPoolExecutor(READ_THREADS, "sarp-read")

@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import subprocess
-import tempfile
 from functools import cache
 from pathlib import Path
 
 from bench.baselines import Match
+from bench.baselines.compiler import compiled
 
 _SOURCE = Path(__file__).with_name("flat_map.cpp")
-_BUILD = Path(__file__).parents[2] / "build" / "baselines"
-_COMMAND = ("g++", "-std=c++17", "-O3", "-march=native", "-fno-strict-aliasing", "-shared", "-fPIC", "-Wall", "-Wextra")
-
-
-def _compiled() -> Path:
-    digest = hashlib.blake2b(" ".join(_COMMAND).encode() + _SOURCE.read_bytes(), digest_size=8).hexdigest()
-    library = _BUILD / f"flat_map-{digest}.so"
-    if not library.exists():
-        _BUILD.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=_BUILD) as directory:  # so that nobody loads half a file
-            fresh = Path(directory) / library.name
-            subprocess.run([*_COMMAND, str(_SOURCE), "-o", str(fresh)], check=True)
-            os.replace(fresh, library)
-    return library
 
 
 @cache
 def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(_compiled()))
+    library = ctypes.CDLL(str(compiled(_SOURCE, "-fno-strict-aliasing", "-shared", "-fPIC")))
     handle, size = ctypes.c_void_p, ctypes.c_uint64
     for name, result, arguments in (
         ("new", handle, []),

@@ -11,7 +11,6 @@ A replica has the template's segments under other slots, its block IDs with a ma
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.scale.process import SECRET
 from sarp_cluster.core.block_id import NamespaceKey, xxh3
 from sarp_cluster.core.namespace import derive_namespace_key
 from sarp_cluster.core.segment import SegmentBatch
@@ -29,7 +29,6 @@ from sarp_cluster.replay.traces import open_trace
 from sarp_cluster.types import HashProfile, NamespaceSpec, Worker
 from shard.index import Index
 
-SECRET: Final = b"stores that benchmarks make"
 FIRST_SLOT: Final = 4096
 PROMPT_BLOCKS: Final = 48
 CHATS: Final = 3_000
@@ -76,6 +75,9 @@ class Template:
     entry_masked: NDArray[np.bool_]
     """By registration: does its key change with the mask?"""
     paths: list[list[Part]]
+    """Some sequences, segment by segment."""
+    path_slots: list[int]
+    """Slots of their last segments."""
     key: NamespaceKey
 
     @property
@@ -182,6 +184,7 @@ async def _taken(name: str, spec: NamespaceSpec, index: Index, shared: int) -> T
         segment = segments[slot - FIRST_SLOT]
         point = next(at for at, block_id in enumerate(segment["ids"]) if block_id & mask == key)
         masked[number] = point >= fixed[slot - FIRST_SLOT]
+    leaves = _leaves(segments, shared)
     home = [np.array(segment["ids"][segment["fork"] :], dtype=np.uint64) for segment in segments]
     return Template(
         name=name,
@@ -197,21 +200,26 @@ async def _taken(name: str, spec: NamespaceSpec, index: Index, shared: int) -> T
         home_begin=np.concatenate(([0], np.cumsum(count - fork))),
         entries=entries,
         entry_masked=masked,
-        paths=list(_paths(segments, fixed, shared)),
+        paths=[_path(leaf, segments, fixed) for leaf in leaves],
+        path_slots=[leaf["slot"] for leaf in leaves],
         key=NamespaceKey(derive_namespace_key(SECRET, spec)),
     )
 
 
-def _paths(segments: list[dict[str, Any]], fixed: NDArray[np.int64], shared: int) -> Iterator[list[Part]]:
-    """Sequences that end in segments without children, and with a copy in each replica; the longest and others."""
+def _leaves(segments: list[dict[str, Any]], shared: int) -> list[dict[str, Any]]:
+    """Segments in which sequences end that have a copy in each replica: the deepest one and others."""
     parents = {segment["parent"] for segment in segments}
     leaves = [segment for segment in segments[shared:] if segment["slot"] not in parents]
-    leaves.sort(key=lambda segment: -segment["window"])
-    for leaf in leaves[:: max(1, len(leaves) // PATHS)][:PATHS]:
-        path = [leaf]
-        while path[-1]["parent"]:
-            path.append(segments[path[-1]["parent"] - FIRST_SLOT])
-        yield [
-            Part(np.array(segment["ids"], dtype=np.uint64), int(fixed[segment["slot"] - FIRST_SLOT]))
-            for segment in reversed(path)
-        ]
+    leaves.sort(key=lambda segment: -int(segment["window"]))
+    return leaves[:: max(1, len(leaves) // PATHS)][:PATHS]
+
+
+def _path(leaf: dict[str, Any], segments: list[dict[str, Any]], fixed: NDArray[np.int64]) -> list[Part]:
+    """The sequence that ends with a segment."""
+    path = [leaf]
+    while path[-1]["parent"]:
+        path.append(segments[path[-1]["parent"] - FIRST_SLOT])
+    return [
+        Part(np.array(segment["ids"], dtype=np.uint64), int(fixed[segment["slot"] - FIRST_SLOT]))
+        for segment in reversed(path)
+    ]

@@ -225,8 +225,7 @@ cdef class SegmentTable:
 
     def begin_lazy(self, uint32_t next_slot, size_t segments, size_t blocks, size_t block_entries, size_t deltas):
         """Begin as a snapshot has it, none of its pages loaded. `finish_replay` ends the replay of the log behind it."""
-        cdef size_t pages
-        cdef size_t i
+        cdef size_t pages, i
         if self.pages:
             raise InvariantViolationError("only an empty table begins lazily")
         if not FIRST_SLOT <= next_slot <= SLOT_MAX + 1:
@@ -285,6 +284,11 @@ cdef class SegmentTable:
         if self.missed_count < MISSED_MAX:
             self.missed[self.missed_count] = page
             self.missed_count += 1
+
+    def want_page(self, uint32_t page):
+        """Note a page as missed if it is not loaded."""
+        if page < self.lazy_pages and self.page[page] == self.nothing:
+            self.miss(page)
 
     def missed_pages(self):
         """The pages that were wanted and are not loaded."""
@@ -359,10 +363,7 @@ cdef class SegmentTable:
         return self.changes.rows
 
     def freeze(self):
-        """Set apart the rows that changed since the last freeze, as they are now. Returns how many those are.
-
-        `copy_frozen` until nothing is left, `take_frozen`, and `release_frozen` once they are durable, or `thaw`.
-        """
+        """Set apart the rows that changed since the last freeze, as they are now. Returns how many those are."""
         if self.patches.patched_pages or self.replaying:
             raise InvariantViolationError(f"{self.patches.patched_pages} pages that changed are not loaded")
         return self.changes.freeze(self.pages)
@@ -477,9 +478,8 @@ cdef class SegmentTable:
             sum(row["count"] for row in rows.values()), sum(row["delta"] != 0 for row in rows.values()),
         )
         if counted != (self.segments, self.blocks, self.block_entries, self.deltas):
-            raise InvariantViolationError(
-                f"S4: {counted}, counted {(self.segments, self.blocks, self.block_entries, self.deltas)}"
-            )
+            kept = (self.segments, self.blocks, self.block_entries, self.deltas)
+            raise InvariantViolationError(f"S4: {counted}, counted {kept}")
         self.validate_lists()
 
     def validate_lists(self):
@@ -487,13 +487,13 @@ cdef class SegmentTable:
         cdef size_t page
         unloaded = [page for page in range(self.pages) if self.page[page] == self.nothing]
         patched = [page for page in range(self.lazy_pages) if self.patches.first[page]]
-        if (len(unloaded) != self.unloaded_pages or len(patched) != self.patches.patched_pages
-                or not set(patched) <= set(unloaded)):
+        kept = (self.unloaded_pages, self.patches.patched_pages)
+        if (len(unloaded), len(patched)) != kept or not set(patched) <= set(unloaded):
             raise InvariantViolationError(f"S5: {len(unloaded)} pages are unloaded, {len(patched)} have patches")
-        free_slots = [self.free_slot[page] for page in range(self.free_count)]
+        free_slots = {self.free_slot[page] for page in range(self.free_count)}
         for slot in free_slots:
             if not FIRST_SLOT <= slot < self.next_slot or not self.loaded(slot) or self.row(slot).count:
                 raise InvariantViolationError(f"S6: slot {slot} is on the free list")
-        if len(set(free_slots)) != len(free_slots):
+        if len(free_slots) != self.free_count:
             raise InvariantViolationError("S6: a slot is on the free list twice")
         self.changes.validate()

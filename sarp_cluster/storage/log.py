@@ -200,6 +200,10 @@ class LogStore:
                 f"the log could not be written: {self._failure}; end this process and recover from the disk"
             ) from self._failure
 
+    def note_dead(self, places: memoryview[int]) -> None:
+        """Places of records that no segment points to any more, found while rows of a snapshot were loaded."""
+        self._tail.files.note_dead(places)
+
     def keep_from(self, number: int) -> None:
         """Log files from this number on are needed by the oldest kept snapshot."""
         self.space.oldest_needed_file = number

@@ -75,6 +75,12 @@ cdef class LogFiles:
             if slot < self.counted_end:
                 self.live[place_file(place)] += sign * <int64_t>place_length(place)
 
+    def note_dead(self, const uint64_t[::1] places):
+        """Segments that point to these places were counted as alive and have others: that is found as rows are loaded."""
+        cdef Py_ssize_t i
+        for i in range(places.shape[0]):
+            self.live_bytes -= place_length(places[i])
+
     @property
     def counted(self):
         """Are the live bytes of each file known?"""

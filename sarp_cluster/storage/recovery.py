@@ -13,8 +13,9 @@ Recovery only ever shortens: it may be cut off itself and done again, with the s
 
 from __future__ import annotations
 
+import errno
 import struct
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -32,6 +33,9 @@ FORMAT_VERSION: Final = 2
 FRAME_BYTES: Final = 32
 HEADER_BYTES: Final = (4_096, FRAME_BYTES + 16 + 2 * 0xFFFF)
 """How much of a file is read for its header: nearly always enough, and certainly."""
+
+PIECE_BYTES: Final = 1_048_576
+"""How much of a file is read at once. No record is longer than half of it."""
 
 Progress = Callable[[int, int], object]
 """Told (bytes done, bytes in all)."""
@@ -170,7 +174,7 @@ class _Recovery:
         broken = self._replay_files(progress)
         described = None
         if broken is not None:
-            self._refuse_damage(*broken)
+            self._refuse_damage(broken)
             file, offset = replay.applied_file, replay.applied_offset
             described = f"{log_file_name(file)} from offset {offset} on" if file else "all of the log"
             described += f": records after LSN {replay.applied_lsn}, never acknowledged"
@@ -182,8 +186,8 @@ class _Recovery:
             self._remove(self._reclaimed & self._all.keys())
         return self._recovered(described)
 
-    def _replay_files(self, progress: Progress | None) -> tuple[int, int, bytes] | None:
-        """Replay one file after the other. Where that ends early: (file, offset, data from there on)."""
+    def _replay_files(self, progress: Progress | None) -> tuple[int, int] | None:
+        """Replay one file after the other. Where that ends early: (file, offset)."""
         replay, start = self._replay, self._start
         sizes = {number: self._file_system.size(path) for number, path in self._files.items()}
         begin = start.offset if start is not None else 0
@@ -193,31 +197,43 @@ class _Recovery:
         for number, path in self._files.items():
             between = set(range(previous + 1, number))
             if between & self._lost:
-                return min(between & self._lost), 0, b""
+                return min(between & self._lost), 0
             header = file_header(path, number, self._file_system)
             if header is not None:
                 check_header(header[1], path, self._segment_blocks)
                 if between and header[0] > replay.lsn:
                     replay.resume(header[0] - 1, reclaimed=True)
-            data = self._file_system.read(path, begin)
-            ended = replay.feed(data, number, begin, begin)
-            self._replayed_bytes += ended - begin
-            if progress is not None:
-                progress(self._replayed_bytes, total)
-            if ended < begin + len(data) or ended == 0:
-                return number, ended, data[ended - begin :]
+            for ended in self._replay_file(number, path, begin, sizes[number]):
+                self._replayed_bytes += ended - begin
+                begin = ended
+                if progress is not None:
+                    progress(self._replayed_bytes, total)
+            if begin < sizes[number] or begin == 0:
+                return number, begin
             previous, begin = number, 0
-        return (previous + 1, 0, b"") if replay.staged_records else None
+        return (previous + 1, 0) if replay.staged_records else None
+
+    def _replay_file(self, number: int, path: Path, begin: int, size: int) -> Iterator[int]:
+        """Replay a file in pieces that stay in the processor's cache. Yields how far it has come."""
+        while begin < size:
+            data = self._file_system.read(path, begin, PIECE_BYTES)
+            ended = self._replay.feed(data, number, begin, begin)
+            if ended == begin and begin + len(data) < size:  # one that is longer, or does not verify
+                ended = self._replay.feed(self._file_system.read(path, begin), number, begin, begin)
+            if ended == begin:
+                return
+            yield ended
+            begin = ended
 
     @property
     def _reclaimed(self) -> set[int]:
         records = self._replay.others
         return {int.from_bytes(about[:4], "little") for kind, about in records if kind == RecordType.RECLAIMED}
 
-    def _refuse_damage(self, number: int, offset: int, data: bytes) -> None:
+    def _refuse_damage(self, broken: tuple[int, int]) -> None:
         """Raise CorruptRecordError if something behind the record that does not verify vouches for it."""
-        replay = self._replay
-        vouched = vouched_behind(self._files, number, offset, data, self._file_system)
+        replay, (number, offset) = self._replay, broken
+        vouched = vouched_behind(self._files, number, offset, self._file_system)
         if vouched <= replay.applied_lsn:
             return
         path = self._directory / log_file_name(number)
@@ -251,15 +267,26 @@ class _Recovery:
         path = self._files.get(number)
         tail = self._file_system.read(path, offset) if path is not None else b""
         if path is not None and tail:
-            descriptor = self._file_system.create(self._directory / cut_file_name(number, offset), replace=True)
-            try:
-                self._file_system.write(descriptor, tail, 0)
-                self._file_system.sync(descriptor)
-            finally:
-                self._file_system.close(descriptor)
+            self._set_aside(self._directory / cut_file_name(number, offset), tail)
             self._file_system.sync_directory(self._directory)  # what is cut is aside before it is gone from the log
             self._file_system.truncate(path, offset)
         self._file_system.sync_directory(self._directory)
+
+    def _set_aside(self, path: Path, tail: bytes) -> None:
+        """Keep a tail in a file of its own, unless there is no space: a full disk is what often tears a tail."""
+        file_system = self._file_system
+        try:
+            descriptor = file_system.create(path, replace=True)
+            try:
+                file_system.write(descriptor, tail, 0)
+                file_system.sync(descriptor)
+            finally:
+                file_system.close(descriptor)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            if file_system.exists(path):
+                file_system.unlink(path)
 
     def _remove(self, reclaimed: Iterable[int]) -> None:
         """Delete files of which it is durable that nothing of them is needed."""
@@ -320,17 +347,13 @@ def recover(
     return _Recovery(directory, table, segment_blocks, start, file_system).run(progress, cut=cut)
 
 
-def vouched_behind(
-    files: dict[int, Path], number: int, offset: int, data: bytes, file_system: FileSystem = DISK
-) -> int:
-    """The highest LSN that anything behind an offset of a log file says was durable; 0: nothing does.
-
-    `data` is what stands there from that offset on.
-    """
-    vouched = highest_mark(data, offset, number)
+def vouched_behind(files: dict[int, Path], number: int, offset: int, file_system: FileSystem = DISK) -> int:
+    """The highest LSN that anything behind an offset of a log file says was durable; 0: nothing does."""
+    vouched = 0
     for later, path in files.items():
-        if later > number:
-            vouched = max(vouched, highest_mark(file_system.read(path), 0, later))
+        if later >= number:
+            begin = offset if later == number else 0
+            vouched = max(vouched, highest_mark(file_system.read(path, begin), begin, later))
     return vouched
 
 

@@ -62,6 +62,9 @@ class SegmentStore(Protocol):
     journal: Callable[[], Iterable[bytes]] | None
     """Asked before each group of records ends: routing changes to go with it."""
 
+    def note_dead(self, places: memoryview[int]) -> None:
+        """Places of records that no segment points to any more, found while rows of a snapshot were loaded."""
+
     def keep_from(self, number: int) -> None:
         """Log files from this number on are needed by the oldest kept snapshot."""
 

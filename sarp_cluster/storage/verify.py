@@ -31,6 +31,7 @@ from sarp_cluster.storage.recovery import (
 )
 from sarp_cluster.storage.store_directory import lock, log_file_name, log_files
 from sarp_cluster.storage.verify_rows import bad_rows
+from sarp_cluster.storage.verify_snapshots import bad_snapshots
 
 SEGMENTS_A_READ: Final = 1_024
 FRAME_BYTES: Final = 32
@@ -110,6 +111,7 @@ class _Verifier:
     """One look over one store."""
 
     def __init__(self, directory: Path, progress: Progress | None) -> None:
+        self._directory = directory
         self._files = log_files(directory)
         self._progress = progress
         self._bytes = sum(path.stat().st_size for path in self._files.values())
@@ -123,6 +125,7 @@ class _Verifier:
         segment_blocks = self._records()
         if segment_blocks and self._found.clean:
             self._segments(segment_blocks)
+        self._found.findings.extend(Finding(*found) for found in bad_snapshots(self._directory))
         return self._found
 
     def _tell(self, done: float) -> None:
@@ -163,7 +166,7 @@ class _Verifier:
 
     def _missing(self, replay: LogReplay, lost: set[int]) -> bool:
         """Note files that must be there and are not. Returns whether the log ends before them instead."""
-        if lost and vouched_behind(self._files, min(lost), 0, b"") <= replay.applied_lsn:
+        if lost and vouched_behind(self._files, min(lost), 0) <= replay.applied_lsn:
             self._torn(replay)
             return True
         self._found.findings += [Finding(log_file_name(number), 0, "is missing") for number in sorted(lost)]
@@ -194,7 +197,7 @@ class _Verifier:
         """Note what is wrong at an offset of a file. Returns where to go on, and whether the log ends here instead."""
         name, lsn = self._files[number].name, replay.lsn
         resumed, next_lsn = next_record(data, offset, number)
-        vouched = vouched_behind(self._files, number, offset, data[offset:])
+        vouched = vouched_behind(self._files, number, offset)
         if vouched <= replay.applied_lsn:
             self._torn(replay)  # what is behind it is no part of the store
             return offset, True

@@ -138,11 +138,11 @@ class Fault(NamedTuple):
     found: str
     workload: int = 1
     reclaiming: bool = False
-    """Log files are reclaimed and snapshots taken. That syncs all the time, and would hide what the others leave out."""
+    """Log files are reclaimed and snapshots taken. That syncs all the time and would hide what others leave out."""
 
 
 LOST = r"blocks, not \d|verified_blocks|matched_blocks"
-DAMAGED = "damage|does not verify|are missing|were durable"
+DAMAGED = "damage|does not verify|missing|were durable"
 FAULTS = (
     Fault(ack_before_sync, LOST),
     Fault(no_file_sync, f"{LOST}|{DAMAGED}"),

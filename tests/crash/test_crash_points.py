@@ -12,7 +12,7 @@ import pytest
 from tests.crash.crash_points import Point, Recorded, crash, sample
 from tests.crash.workload import STEPS
 
-POINTS_A_RUN = 16
+POINTS_A_RUN = 12
 WORKLOADS_A_RUN = (1, 2)
 WORKLOADS = range(3, 13)
 IMAGES = range(6)

@@ -15,7 +15,7 @@ from typing import Final
 
 import pytest
 
-from sarp_cluster.errors import SarpError, StorageError, StoreFullError, StorePoisonedError
+from sarp_cluster.errors import SarpError, StorageError, StorePoisonedError
 from sarp_cluster.testing.crash_file_system import (
     CrashFileSystem,
     Make,
@@ -79,7 +79,8 @@ def fail(tmp_path: Path, kinds: Kinds, error: int, number: int) -> None:
     recorded = recorded_with(tmp_path, failing)
     if not failing.failed:
         return
-    assert isinstance(recorded.error, StorePoisonedError | OSError), recorded.error
+    if kinds == SYNCS or recorded.error is not None:  # else the process was killed before it could tell anybody
+        assert isinstance(recorded.error, StorePoisonedError | OSError), recorded.error
     ledger, operations = recorded.workload.ledger, recorded.workload.files.operations
     ended = [entry.outcome for entry in ledger.at(len(operations))]
     failed_syncs = [i for i, operation in enumerate(operations) if isinstance(operation, Sync) and operation.failed]
@@ -116,10 +117,11 @@ def fill_up(tmp_path: Path, number: int, times: int, error: int = errno.ENOSPC) 
         return
     entries = recorded.workload.ledger.at(recorded.workload.files.position)
     if isinstance(recorded.error, OSError):
-        assert recorded.workload.step_at(recorded.workload.files.position) in ("opening", "killed", "reopen")
+        assert recorded.workload.step_at(recorded.workload.files.position) == "opening", recorded.error
     else:
-        assert isinstance(recorded.error, StoreFullError | None), recorded.error
-        assert entries[-1].outcome == "acked", "inserts did not go on after there was space"
+        assert recorded.error is None, recorded.error
+        if failing.count > failing.first + failing.times + 8:  # or it is the last insert that did not fit
+            assert entries[-1].outcome == "acked", "inserts did not go on after there was space"
     cut_the_power_afterwards(recorded, tmp_path, also=3)
 
 
@@ -153,7 +155,7 @@ def test_a_sync_that_is_tried_again_would_be_found(tmp_path: Path, monkeypatch: 
     recorded = Recorded(tmp_path / "recorded", SEED, fault=Failing((Sync,), errno.EIO, 5))
     assert recorded.error is None
     with pytest.raises((AssertionError, SarpError), match=r"blocks|were durable"):
-        cut_the_power_afterwards(recorded, tmp_path)
+        cut_the_power_afterwards(recorded, tmp_path, also=40)
 
 
 def test_a_store_that_failed_to_open_is_not_left_locked(tmp_path: Path) -> None:

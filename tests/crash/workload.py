@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import os
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
@@ -35,7 +37,12 @@ class Workload:
         self.store = root / STORE_NAME
         # A store of its own secret makes one more file. It is drawn, too, so that the same seed is the same workload.
         self.secret: bytes | None = SECRET if seed % 2 else None
-        self.config: IndexConfig = dataclasses.replace(CONFIG, log_file_bytes=self.rng.choice((4_096, 8_192, 16_384)))
+        self.config: IndexConfig = dataclasses.replace(
+            CONFIG,
+            log_file_bytes=self.rng.choice((4_096, 8_192, 16_384)),
+            snapshot_log_bytes=self.rng.choice((6_000, 1 << 20)),
+            reclaim_ratio=1.1,
+        )
         self.files = CrashFileSystem(root, fault)
         self.ledger = TimedLedger(lambda: self.files.position, before or [])
         self.began: list[tuple[int, str]] = []
@@ -44,6 +51,7 @@ class Workload:
         """Sequences to extend, repeat, or part from."""
         self._index: Index | None = None
         self._driver: Driver | None = None
+        self._refused = 0
 
     @property
     def index(self) -> Index:
@@ -67,8 +75,12 @@ class Workload:
     async def close(self) -> None:
         """Close the index: all that was answered is durable."""
         index, self._index = self.index, None
-        await index.close()
-        self.ledger.settle("acked")
+        try:
+            await index.close()
+        except StoreFullError:
+            self.ledger.settle("refused")
+        else:
+            self.ledger.settle("acked")
 
     async def kill(self) -> None:
         """End as a process that is killed: what was not written is gone, what was is in the page cache."""
@@ -108,12 +120,15 @@ class Workload:
         await self.change("insert", worker, 0, tokens, tier, handle=handle, durable=durable)
 
     async def change(self, kind: str, worker: str, *arguments: Any, **named: Any) -> None:
-        """An operation of a worker (another one each time the store is opened). If the store is full it is refused."""
-        operation = Operation(kind, f"{worker}-{self.driver.run}", *arguments, **named)
+        """An operation of a worker: another one each time the store is opened, and after one that was refused.
+
+        What became of that, or of what was in flight, is not known, and the next one would build on it.
+        """
+        name = f"{worker}-{self.driver.run}-{self._refused}"
         try:
-            await self.driver.apply(operation)
+            await self.driver.apply(Operation(kind, name, *arguments, **named))
         except StoreFullError:
-            pass  # inserts go on once there is space
+            self._refused += 1
 
 
 class Step(NamedTuple):
@@ -121,6 +136,18 @@ class Step(NamedTuple):
 
     name: str
     step: Callable[[Workload], Awaitable[None]]
+
+
+@asynccontextmanager
+async def _space_or_not() -> AsyncIterator[None]:
+    """Background work that finds no space is done later."""
+    try:
+        yield
+    except StoreFullError:
+        pass
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
 
 
 async def insert(workload: Workload) -> None:
@@ -174,8 +201,17 @@ async def relaxed(workload: Workload) -> None:
 
 
 async def background(workload: Workload) -> None:
-    """Back-fills, merges, folds: all that is due."""
-    await workload.index.drain_backfill()
+    """Back-fills, folds, snapshots, merges, reclaiming: all that is due, unless the store is full."""
+    async with _space_or_not():
+        await workload.index.drain_backfill()
+
+
+async def snapshot(workload: Workload) -> None:
+    """A snapshot, and changes after it."""
+    async with _space_or_not():
+        await workload.index.snapshot()
+    for i in range(2):
+        await workload.insert(f"snapshot-{i}", workload.draw(), 7)
 
 
 async def reopen(workload: Workload) -> None:
@@ -203,20 +239,33 @@ async def killed(workload: Workload) -> None:
         await workload.insert(f"survivor-{i}", workload.known[-1 - i], 2)
 
 
+async def later(workload: Workload) -> None:
+    """Nothing for a while: a full store has looked for space again, and again."""
+    for _ in range(2):
+        await asyncio.sleep(10)
+        await insert(workload)
+
+
 STEPS: Final = (
     Step("insert", insert),
     Step("extend", extend),
     Step("relaxed", relaxed),
     Step("diverge", diverge),
     Step("background", background),
+    Step("snapshot", snapshot),
     Step("killed", killed),
     Step("remove", remove),
     Step("reopen", reopen),
     Step("mixed", mixed),
     Step("clear", clear),
     Step("background again", background),
+    Step("snapshot again", snapshot),
     Step("reopen again", reopen),
-    Step("after it", insert),
+    Step("later", later),
 )
-AFTERWARDS: Final = (Step("afterwards", extend), Step("background afterwards", background))
+AFTERWARDS: Final = (
+    Step("afterwards", extend),
+    Step("snapshot afterwards", snapshot),
+    Step("background afterwards", background),
+)
 """What a recovered store goes on with."""

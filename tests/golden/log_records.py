@@ -8,6 +8,7 @@ or be refused by their version.
 from __future__ import annotations
 
 import asyncio
+import struct
 import tempfile
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -17,14 +18,16 @@ from sarp_cluster.storage.store_directory import log_file_name
 from sarp_cluster.testing.segments import make_batch
 from sarp_cluster.testing.stores import open_log_store
 
-GOLDEN: Final = Path(__file__).parent / "log-v1"
+GOLDEN: Final = Path(__file__).parent / "log-v2"
+OLDER: Final = (Path(__file__).parent / "log-v1",)
+"""Those of older versions, which are read and not written any more."""
 FRAME_BYTES: Final = 32
 KEY_CHECK: Final = bytes.fromhex("c0 c1 c2 c3 c4 c5 c6 c7")
 IMAGE, DELTA = 1, 2
 
 NAMES: Final = (
     "file-header", "namespace", "worker", "worker-other", "worker-mark", "image", "image-base", "delta-extension",
-    "delta-locations", "group",
+    "delta-locations", "reclaimed", "routing", "group",
 )  # fmt: skip
 
 FIRST: Final[dict[str, Any]] = {
@@ -58,18 +61,26 @@ FORKED: Final[dict[str, Any]] = {
 EXTENDED: Final[dict[str, Any]] = FORKED | {
     "ids": [*FORKED["ids"], 0x0303030303030303],
     "image_count": 2,
+    "count_before": 2,
     "runs": [{"worker": 1, "generation": 0, "tier": 1, "mask": 0b110, "handle": None}],
 }
 """The same with a block more, as image and delta."""
 
-HELD: Final[dict[str, Any]] = FORKED | {
-    "image_count": 2,
+HELD: Final[dict[str, Any]] = EXTENDED | {
+    "count_before": 3,
     "runs": [
         {"worker": 0, "generation": 7, "tier": 0, "mask": 0b10, "handle": 5},
-        {"worker": 1, "generation": 0, "tier": 1, "mask": 0b10, "handle": None},
+        *EXTENDED["runs"],
     ],
 }
-"""The same held by one more worker, as image and delta: no new block."""
+"""That held by one more worker: no new block. Its delta replaces the one before."""
+
+POSTINGS: Final = (
+    (0x1111111111110000, 0xAABB000000000000, 0x00000000000000CC, 4096),
+    (0x1111111111110000, 0xAA00000000000000, 0, 4096 | 0x80000000),
+    (0x1111111111110000, 0, 0, 2),
+)
+"""What changes where a segment is extended: its new filter, its old one, and that the next base point is there."""
 
 
 class Written(NamedTuple):
@@ -87,7 +98,10 @@ async def _write_log(directory: Path) -> None:
     store.put_worker_mark(0, 7, -1)
     store.put(make_batch([FIRST, FORKED]))
     store.put(make_batch([EXTENDED | {"write": DELTA}]))
-    store.put(make_batch([HELD | {"write": DELTA}]))
+    store.put(make_batch([HELD | {"write": DELTA, "delta": 8}]))
+    store.put_reclaimed(7)
+    routing = struct.pack("<IiiI", len(POSTINGS), 0, 0, 0) + b"".join(struct.pack("<QQQI", *one) for one in POSTINGS)
+    store.journal = lambda: [routing]
     await store.close()
 
 
@@ -112,9 +126,9 @@ def write_records() -> dict[str, Written]:
     return dict(zip(NAMES, split(log), strict=True))
 
 
-def read_golden(name: str) -> bytes:
+def read_golden(name: str, directory: Path = GOLDEN) -> bytes:
     """The bytes of a golden file."""
-    return bytes.fromhex((GOLDEN / f"{name}.hex").read_text())
+    return bytes.fromhex((directory / f"{name}.hex").read_text())
 
 
 def main() -> None:

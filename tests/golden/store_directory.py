@@ -1,4 +1,4 @@
-"""A small store made by today's code, and the golden directory that holds one of each version's.
+"""A small store made by today's code, and the golden directories that hold one of each version's.
 
 `python -m tests.golden.store_directory` writes the directory anew. As with the golden records, do that only together
 with a new version of the format.
@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from sarp_cluster.config import IndexConfig
-from sarp_cluster.storage.store_directory import LOG_NAME
+from sarp_cluster.storage.store_directory import LOG_NAME, MANIFEST_NAME, RUN_NAME
 from sarp_cluster.testing.reference_index import ReferenceIndex, chained_block_ids
 from sarp_cluster.types import HashProfile, NamespaceSpec, Tier, Worker
 from shard.index import Index
 
-GOLDEN_STORE: Final = Path(__file__).parent / "store-v1"
+GOLDEN_STORE: Final = Path(__file__).parent / "store-v2"
+OLDER: Final = (Path(__file__).parent / "store-v1",)
+"""Those of older versions, which are read and not written any more."""
 SECRET: Final = bytes(range(100, 132))
 CONFIG: Final = IndexConfig(segment_blocks=8, log_file_bytes=4_096)
 SPECS: Final = tuple(
@@ -49,25 +52,36 @@ INSERTS: Final = (
     *(Insert(0, (*STEM[: 3 * n], 100 + n, 7), WORKERS[n % 3], generation=3 * (n % 3 == 2)) for n in range(10)),
     Insert(1, STEM[:12], WORKERS[1], generation=1, handle=2**64 - 1, seq=5),  # ends what it held before
 )
+SNAPSHOT_AFTER: Final = 8
+"""Inserts that are in the store's snapshot."""
 SEQUENCES: Final = sorted({(one.namespace, one.tokens) for one in INSERTS})
 
 
-def reference() -> ReferenceIndex:
-    """The brute-force index after INSERTS."""
+def reference(inserts: Sequence[Insert] = INSERTS) -> ReferenceIndex:
+    """The brute-force index after these inserts."""
     index = ReferenceIndex()
     namespaces = [index.create_namespace(spec) for spec in SPECS]
-    for one in INSERTS:
+    for one in inserts:
         arguments = one._asdict()
         namespace = namespaces[arguments.pop("namespace")]
         index.insert(namespace, chained_block_ids(arguments.pop("tokens")), **arguments)
     return index
 
 
-async def write_store(directory: Path) -> None:
-    """Make the store in `directory`."""
-    index = await Index.open(directory, CONFIG, secret=SECRET)
+async def write_store(
+    directory: Path,
+    config: IndexConfig = CONFIG,
+    *,
+    secret: bytes | None = SECRET,
+    inserts: Sequence[Insert] = INSERTS,
+    snapshot_after: int | None = None,
+) -> None:
+    """Make the store in `directory`; with a snapshot, after so many inserts."""
+    index = await Index.open(directory, config, secret=secret)
     namespaces = [index.create_namespace(spec) for spec in SPECS]
-    for one in INSERTS:
+    for number, one in enumerate(inserts):
+        if number == snapshot_after:
+            await index.snapshot()
         arguments = one._asdict()
         namespace = namespaces[arguments.pop("namespace")]
         await index.insert(namespace, chained_block_ids(arguments.pop("tokens")), **arguments)
@@ -80,9 +94,9 @@ def main() -> None:
     for path in GOLDEN_STORE.iterdir():
         path.unlink()
     with tempfile.TemporaryDirectory() as directory:
-        asyncio.run(write_store(Path(directory)))
+        asyncio.run(write_store(Path(directory), snapshot_after=SNAPSHOT_AFTER))
         for path in Path(directory).iterdir():
-            if LOG_NAME.fullmatch(path.name):
+            if any(pattern.fullmatch(path.name) for pattern in (LOG_NAME, RUN_NAME, MANIFEST_NAME)):
                 (GOLDEN_STORE / path.name).write_bytes(path.read_bytes())
 
 

@@ -173,11 +173,34 @@ class IndexMachine(RuleBasedStateMachine):
         self.match_everything()
 
     @rule()
+    def snapshot(self) -> None:
+        self._run(self.index.snapshot())
+
+    @rule()
     def reopen(self) -> None:
         """What recovery does not find again, every later question asks about."""
         self._run(self.index.close())
         self._open()
         self.match_everything()
+
+    @rule(manifests=st.integers(0, 1))
+    def reopen_with_fewer_snapshots(self, manifests: int) -> None:
+        """From the one before the newest, with more of the log to replay; or from the log alone."""
+        self._run(self.index.close())
+        for path in sorted(Path(self._directory.name).glob("manifest-*.sarp"))[manifests:]:
+            path.unlink()
+        self._open()
+        self.match_everything()
+
+    @rule(target=sequences, base=sequences, forks=forks, change=scenarios.changes)
+    def reopen_and_insert(
+        self, base: Tokens, forks: list[tuple[int, Tokens]], change: Change
+    ) -> MultipleResults[Tokens]:
+        """Changes of an index of which nothing is in memory yet."""
+        self._run(self.index.snapshot())
+        self._run(self.index.close())
+        self._open()
+        return self._insert_forks(base, forks, change)
 
     @rule(synced=st.booleans())
     def crash(self, synced: bool) -> None:

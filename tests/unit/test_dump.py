@@ -98,6 +98,12 @@ def test_a_dump_does_not_depend_on_the_secret(store: Path, tmp_path: Path, capsy
     assert dumps[0] == dumps[1]
 
 
+def test_a_secret_of_another_length_is_refused(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "key").write_bytes(b"short")
+    assert main(["dump", str(store), "--secret", str(tmp_path / "key")]) == 2
+    assert "key has 5 bytes, not 16 to 64" in capsys.readouterr().err
+
+
 def test_loading_and_dumping_again_changes_nothing(store: Path, tmp_path: Path, capsysbinary: Any) -> None:
     (tmp_path / "key").write_bytes(SECRET)
     first, again = tmp_path / "first.dump", tmp_path / "again.dump"

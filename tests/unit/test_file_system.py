@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from sarp_cluster.errors import StorageError
 from sarp_cluster.storage.file_system import DISK, FileSystem, run_to_end
 from sarp_cluster.storage.log import LogStore
+from sarp_cluster.storage.store_directory import LOCK_NAME, log_file_name
 from sarp_cluster.testing.stores import open_log_store
 from shard.index import Index
 
@@ -103,6 +105,27 @@ async def test_a_store_that_is_open_is_refused_and_leaves_no_descriptors(tmp_pat
         await open_log_store(tmp_path)
     assert open_descriptors() == before
     await store.close()
+
+
+async def test_a_torn_tail_is_cut_off_on_a_full_disk(tmp_path: Path) -> None:
+    """There is no space to set it aside, and it was never acknowledged."""
+
+    class Full(FileSystem):
+        def create(self, path: Path, *, replace: bool = False) -> int:
+            descriptor = super().create(path, replace=replace)
+            self.close(descriptor)
+            raise OSError(errno.ENOSPC, "full")
+
+    store = await open_log_store(tmp_path)
+    store.put_worker(0, "w", 0)
+    await store.close()
+    whole = (tmp_path / log_file_name(1)).read_bytes()
+    (tmp_path / log_file_name(1)).write_bytes(whole + b"torn")
+    store, recovered = await LogStore.open(tmp_path, segment_blocks=64, file_system=Full())
+    await store.close()
+    assert recovered.log.cut is not None
+    assert (tmp_path / log_file_name(1)).read_bytes() == whole
+    assert sorted(os.listdir(tmp_path)) == [LOCK_NAME, log_file_name(1)]
 
 
 async def test_what_runs_to_its_end_gives_its_result_or_its_error() -> None:

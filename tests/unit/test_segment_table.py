@@ -309,6 +309,9 @@ def test_what_is_not_loaded_reads_as_zero_and_is_noted_once() -> None:
     table.clear_missed()
     assert row(table, first_slot(1) + 5) == packed(image=8, count=SIZE)
     assert table.missed_count == 0
+    for page in (0, 1, 7):  # not loaded; loaded; not there
+        table.want_page(page)
+    assert table.missed_pages() == [0]
     assert [table.next_unloaded(page) for page in range(4)] == [0, 2, 2, -1]
 
 

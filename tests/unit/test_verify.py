@@ -199,3 +199,27 @@ def test_progress_ends_where_it_said(tmp_path: Path) -> None:
     found = verify(tmp_path / "s", lambda done, total: told.append((done, total)))
     assert told == sorted(told)
     assert told[-1] == (2 * found.bytes, 2 * found.bytes)
+
+
+def test_a_damaged_snapshot_is_named_chunk_by_chunk(tmp_path: Path) -> None:
+    async def take_snapshot() -> None:
+        index = await Index.open(tmp_path, IndexConfig(segment_blocks=4, base_points=1), secret=bytes(32))
+        namespace = index.create_namespace(NamespaceSpec(model="m", hash_profile=HashProfile.OPAQUE))
+        await index.insert(namespace, chained_block_ids(tuple(range(40))), worker=Worker("w"))
+        await index.snapshot()
+        await index.close()
+
+    asyncio.run(take_snapshot())
+    assert verify(tmp_path).clean
+    (run,) = tmp_path.glob("run-*")
+    (manifest,) = tmp_path.glob("manifest-*")
+    data = bytearray(run.read_bytes())
+    data[70_000] ^= 1
+    run.write_bytes(data)
+    found = verify(tmp_path)
+    assert [(finding.file, finding.offset) for finding in found.findings] == [(run.name, 65_536)]
+    assert not found.clean
+    data = bytearray(manifest.read_bytes())
+    data[-1] ^= 1
+    manifest.write_bytes(data)
+    assert [finding.file for finding in verify(tmp_path).findings] == [manifest.name]

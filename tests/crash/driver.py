@@ -118,6 +118,7 @@ async def run(arguments: argparse.Namespace) -> None:
             return
         driver = Driver(index, index.create_namespace(SPEC), Ledger(arguments.ledger), arguments.seed)
         if arguments.burst:
+            await index.stop_background()  # which syncs
             await driver.burst()
         tasks = [driver.task(i, arguments.operations, pure=arguments.pure) for i in range(arguments.tasks)]
         await asyncio.gather(*tasks)

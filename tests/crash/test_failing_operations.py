@@ -1,7 +1,8 @@
 """Each operation on the disk fails, once or some times: a sync, a name, a write that does not fit.
 
 A failed sync of the log ends all promises: nothing is acknowledged after it, and it is not synced again. A full disk
-ends nothing: what is new is refused until there is space. Afterwards the power fails, and what was acknowledged is there.
+ends nothing: what is new is refused until there is space. Afterwards the power fails, and what was acknowledged is
+there.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ FAULTS = (
     Fault(no_sync_of_the_parent_directory, LOST),
     Fault(secret_renamed_before_its_sync, "secret", workload=2),
     Fault(recovery_does_not_sync_what_it_builds_on, f"{LOST}|{DAMAGED}"),
-    Fault(groups_vouch_for_themselves, DAMAGED),
+    Fault(groups_vouch_for_themselves, DAMAGED, workload=3),
     Fault(a_clear_is_not_logged, "came back"),
     Fault(a_removal_is_not_logged, "came back"),
     Fault(a_file_is_deleted_before_that_is_recorded, f"{LOST}|{DAMAGED}", log_alone=False),

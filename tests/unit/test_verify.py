@@ -201,12 +201,15 @@ def test_progress_ends_where_it_said(tmp_path: Path) -> None:
     assert told[-1] == (2 * found.bytes, 2 * found.bytes)
 
 
-async def test_a_damaged_snapshot_is_named_chunk_by_chunk(tmp_path: Path) -> None:
-    index = await Index.open(tmp_path, IndexConfig(segment_blocks=4, base_points=1), secret=bytes(32))
-    namespace = index.create_namespace(NamespaceSpec(model="m", hash_profile=HashProfile.OPAQUE))
-    await index.insert(namespace, chained_block_ids(tuple(range(40))), worker=Worker("w"))
-    await index.snapshot()
-    await index.close()
+def test_a_damaged_snapshot_is_named_chunk_by_chunk(tmp_path: Path) -> None:
+    async def take_snapshot() -> None:
+        index = await Index.open(tmp_path, IndexConfig(segment_blocks=4, base_points=1), secret=bytes(32))
+        namespace = index.create_namespace(NamespaceSpec(model="m", hash_profile=HashProfile.OPAQUE))
+        await index.insert(namespace, chained_block_ids(tuple(range(40))), worker=Worker("w"))
+        await index.snapshot()
+        await index.close()
+
+    asyncio.run(take_snapshot())
     assert verify(tmp_path).clean
     (run,) = tmp_path.glob("run-*")
     (manifest,) = tmp_path.glob("manifest-*")

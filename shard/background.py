@@ -1,8 +1,8 @@
 """Background work of an index, in bounded steps that yield to matches and inserts.
 
 In this order: back-fills (refinement and rematerialisation, paper §4.2 and §4.4), loading what a snapshot left on the
-disk, folding deltas into images, and reclaiming the space of log files. Snapshots and merges of runs go on beside them
-(shard.snapshots).
+disk, folding deltas into images, and reclaiming the space of log files, which has its share while there is something
+else. Snapshots and merges of runs go on beside them (shard.snapshots).
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ from shard.state import IndexState
 FOLD_ROWS_A_STEP: Final = 8_192
 """Rows of the segment table that one step looks through for deltas."""
 
+RECLAIM_EVERY: Final = 4
+"""Of so many steps one is left to reclaiming, when it is ready: else a store that is written to all the time would grow
+without end while there are back-fills or folds."""
+
 
 class Background:
     """What is due, and one step of it at a time."""
@@ -33,6 +37,7 @@ class Background:
         if isinstance(state.store, LogStore) and state.config.reclaim_ratio is not None:
             self.reclaim = Reclaim(state, namespaces, state.store, ratio_max=state.config.reclaim_ratio)
         self._queue: deque[Backfill] = deque()
+        self._since_reclaim = 0
         self._fold_hand = 0
         self._round_folded = True  # the first round may begin anywhere
         self._unfoldable_at = -1
@@ -86,6 +91,12 @@ class Background:
                 return False
 
     async def _step(self, now: float | None) -> bool:
+        ready = self.reclaim is not None and (now is None or self.reclaim.wait_s(now) == 0)
+        self._since_reclaim += 1
+        if self.reclaim is not None and ready and (self._since_reclaim >= RECLAIM_EVERY or self._state.store.full):
+            self._since_reclaim = 0
+            if await self.reclaim.step():
+                return True
         if self._queue or self._state.points.due:
             await self._backfill_step()
         elif self._state.loader.unloaded:
@@ -93,7 +104,7 @@ class Background:
             self.pause = limits.WARM_PAUSE_MS / 1000
         elif self._fold_due():
             await self._fold_step()
-        elif self.reclaim is not None and (now is None or self.reclaim.wait_s(now) == 0):
+        elif self.reclaim is not None and ready:
             return await self.reclaim.step()
         else:
             return False

@@ -286,7 +286,7 @@ class Index:
         """One bounded piece of background work. False when nothing was due."""
         if await self.background.step():
             return True
-        if self.snapshots.due:
+        if self.snapshots.due and not self.state.store.full:
             await self.snapshots.step()
             return True
         return False

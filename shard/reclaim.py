@@ -173,7 +173,8 @@ class Reclaim:
             return False
         if number == store.position[0]:
             store.next_file()
-        self._victim = _Victim(number, space.files.bytes_of(number))
+        else:
+            self._victim = _Victim(number, space.files.bytes_of(number))
         return True
 
     async def _look_through(self, victim: _Victim) -> None:

@@ -94,6 +94,7 @@ class Snapshots:
         self._taken_at = -log_bytes
         if self._kept:
             self._state.store.keep_from(self._kept[-1].log_file)
+        self._choose_merge()
 
     async def refuse(self, error: SnapshotDamagedError) -> None:
         """Let no recovery use the snapshots that this damage is part of."""
@@ -227,10 +228,13 @@ class Snapshots:
             workers=workers,
         )
 
+    def _choose_merge(self) -> None:
+        self._merge_due = merge_choice([run.postings for run in self._state.directory.runs])
+
     async def _published(self, manifest: Manifest) -> None:
         """Keep the newest manifests; the log before the oldest of them is needed for segments only."""
         kept = self._kept = [manifest, *self._kept][:MANIFESTS_KEPT]
-        self._merge_due = merge_choice([run.postings for run in self._state.directory.runs])
+        self._choose_merge()
         self._state.store.keep_from(kept[-1].log_file)
         await run_to_end(lambda: sweep(self._file_system, self._directory, kept))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -56,22 +57,26 @@ class Contestant(ABC):
 
 
 class Ours(Contestant):
-    """Our index, killed with SIGKILL after each start: what it finds is what the bulk loader wrote."""
+    """Our index, killed with SIGKILL behind a snapshot and 32 MiB of log, and after each start again."""
 
     def snapshot_bytes(self, directory: Path) -> int:
         return sum(path.stat().st_size for path in saved_files(directory) if not LOG_NAME.fullmatch(path.name))
 
     def prepare(self, directory: Path, template: Template, replicas: int) -> None:
         write_store(directory / "store", template, template.blocks_of(replicas))
+        dirty = [sys.executable, "-m", "bench.scale.dirty", str(directory / "store"), *self._namespace(template)]
+        killed = subprocess.run(dirty, check=False)
+        if killed.returncode != -signal.SIGKILL:
+            raise SystemExit(f"{' '.join(dirty)} ended with {killed.returncode}")
 
     def start(self, directory: Path, template: Template, replicas: int) -> Measured:
         query = template.query(len(template.paths) // 2, replicas - 1)
         (directory / "query").write_bytes(query)
-        spec = template.spec
-        names = [spec.model, str(spec.block_size), str(spec.hash_profile)]
-        return run(
-            [sys.executable, "-m", "bench.scale.reopen", str(directory / "store"), str(directory / "query"), *names]
-        )
+        store = [str(directory / "store"), str(directory / "query")]
+        return run([sys.executable, "-m", "bench.scale.reopen", *store, *self._namespace(template)])
+
+    def _namespace(self, template: Template) -> list[str]:
+        return [template.spec.model, str(template.spec.block_size), str(template.spec.hash_profile)]
 
 
 class Program(Contestant):

@@ -25,7 +25,7 @@ cdef class Insertion:
     cdef int first             # position from ids[0] from which the worker holds the blocks
     cdef int low               # lowest window that is searched
 
-    cdef int settle(self, int pending) except -1
+    cdef int settle(self, int pending) except -2
     cdef int edit(self, int item) except -1
     cdef int hold(self, int item, const Location* location, uint64_t mask) except -1
     cdef int release(self, int item, const Location* location, uint64_t mask) except -1

@@ -74,7 +74,7 @@ cdef class Insertion:
         """Go on with what was read; as `begin`."""
         return self.settle(self.search.advance())
 
-    cdef int settle(self, int pending) except -1:
+    cdef int settle(self, int pending) except -2:
         """Where not even the lowest window verified, look one window further down."""
         while pending == 0 and self.low > 0 and self.search.verified <= self.low * self.search.parameters.segment_blocks:
             self.low -= 1

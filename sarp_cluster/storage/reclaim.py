@@ -68,7 +68,7 @@ def choose(files: Sequence[LogFile], situation: Situation, passed_over: Containe
 
     In this order: a file of which nothing is useful; the one with the least useful share, if that is at most half; the
     same if all files together are over the ratio, and its share is below the ratio's. Some file's is then. If it is the
-    open one, and that has enough dead bytes, it is chosen: the caller closes it first.
+    open one's, and that has enough dead bytes, it is to be closed: then it can be chosen, or once no snapshot needs it.
     """
     if not files:
         return None
@@ -97,9 +97,7 @@ def choose(files: Sequence[LogFile], situation: Situation, passed_over: Containe
         return best.number
     dead = open_file.bytes - open_file.useful_bytes - open_file.header_bytes
     worth_closing = dead >= situation.file_bytes_max // EARLY_CLOSE_PARTS and open_file.share <= share_max
-    if (over or situation.pressed) and worth_closing and may_go(open_file):
-        return open_file.number
-    return None
+    return open_file.number if (over or situation.pressed) and worth_closing else None
 
 
 class Pace:

@@ -155,7 +155,7 @@ def test_a_sync_that_is_tried_again_would_be_found(tmp_path: Path, monkeypatch: 
     recorded = Recorded(tmp_path / "recorded", SEED, fault=Failing((Sync,), errno.EIO, 5))
     assert recorded.error is None
     with pytest.raises((AssertionError, SarpError), match=r"blocks|were durable"):
-        cut_the_power_afterwards(recorded, tmp_path)
+        cut_the_power_afterwards(recorded, tmp_path, also=40)
 
 
 def test_a_store_that_failed_to_open_is_not_left_locked(tmp_path: Path) -> None:

@@ -71,10 +71,10 @@ def test_the_open_file_is_chosen_when_the_dead_bytes_are_in_it() -> None:
 
 def test_what_a_snapshot_needs_is_left() -> None:
     files = [file(1, 900), file(2, 0), file(3, 100), file(4, 0)]
-    assert choose(files, SITUATION._replace(oldest_needed=2)) is None
+    assert choose(files, SITUATION._replace(oldest_needed=2)) == 4, "closed, so that it can go with the snapshot"
     assert choose(files, SITUATION._replace(oldest_needed=3)) == 2
     assert choose(files[2:], SITUATION._replace(oldest_needed=4)) == 3
-    assert choose(files[3:], SITUATION._replace(oldest_needed=4)) is None
+    assert choose(files[3:], SITUATION._replace(oldest_needed=4)) == 4
 
 
 def test_what_was_passed_over_is_left() -> None:
@@ -113,9 +113,12 @@ def test_a_choice_is_allowed_and_repeated_choices_end_below_the_ratio(
         if number is None:
             break
         chosen = next(each for each in files if each.number == number)
+        assert chosen.useful_bytes <= PRESSED_SHARE_MAX * chosen.bytes
+        if chosen is files[-1]:
+            files.append(LogFile(number + 1, 1, 0, 1))
+            continue
         assert oldest_needed is None or number < oldest_needed
         assert free_bytes is None or chosen.useful_bytes <= free_bytes
-        assert chosen.useful_bytes <= PRESSED_SHARE_MAX * chosen.bytes
         files = [each for each in files if each.number != number]
         files.append(
             LogFile(files[-1].number + 1 if files else number + 1, chosen.useful_bytes, 0, chosen.useful_bytes)

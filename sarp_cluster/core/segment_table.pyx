@@ -420,13 +420,13 @@ cdef class SegmentTable:
         return 0
 
     def slots_from(self, uint32_t begin, uint32_t rows, int limit, bint with_delta=False):
-        """Up to `limit` slots of segments, or of those with a delta, among `rows` rows from `begin` on, and the slot to go on
-        from; 0: the end."""
+        """Up to `limit` slots of segments, or of those with a delta, among `rows` loaded rows from `begin` on; the slot to
+        go on from, 0: the end."""
         cdef uint32_t slot = max(begin, <uint32_t>FIRST_SLOT)
         cdef uint32_t end = min(<uint64_t>slot + rows, self.next_slot)
         found = []
         while slot < end and len(found) < limit:
-            if self.row(slot).count and (self.row(slot).delta or not with_delta):
+            if self.loaded(slot) and self.row(slot).count and (self.row(slot).delta or not with_delta):
                 found.append(slot)
             slot += 1
         return found, slot if slot < self.next_slot else 0

@@ -7,7 +7,6 @@ list that is over a threshold makes one due whenever a segment is registered in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 from sarp_cluster.core.posting_run import PostingRun
@@ -51,14 +50,13 @@ async def restore(state: IndexState, namespaces: NamespaceRegistry, recovered: R
         raise SnapshotDamagedError(str(error)) from error
 
 
-def _take_runs(state: IndexState, snapshot: Snapshot, routing: Iterable[bytes]) -> None:
+def _take_runs(state: IndexState, snapshot: Snapshot, routing: list[bytes]) -> None:
     counters = snapshot.manifest.counters
     for file in snapshot.files:
         state.directory.attach(PostingRun.lazy(file.entry.number, file.posting_index))
     state.directory.restore_counts(counters.registrations, counters.entries, snapshot.manifest.building)
     state.loader.use(snapshot.files)
-    for payload in routing:
-        state.directory.apply_journal(payload)
+    state.directory.apply_journal(routing)
     state.points.due.extend(sorted(state.directory.building))
 
 

@@ -6,6 +6,7 @@ python -m bench.scale.report ROWS.json [PLOT.svg]     of rows that were kept wit
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,18 +15,9 @@ from typing import Any, Final
 from bench.scale.contestants import OURS
 
 GOAL: Final = 1e9
-COLUMNS: Final = (
-    "shape",
-    "index",
-    "blocks",
-    "snapshot, bytes a block",
-    "disk, MB",
-    "most memory, MB",
-    "open → answer, s: cold / warm",
-    "process start → answer, s: cold / warm",
-    "times ours, cold",
-    "at 1e9 blocks, cold, s",
-)
+SIZES: Final = (1e6, 1e7, 1e8, 1e9)
+NEAR: Final = 1.5
+"""Whole replicas make a size up to so many times larger than asked for."""
 Row = dict[str, Any]
 
 
@@ -35,61 +27,77 @@ def latest(rows: Sequence[Row]) -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows in Markdown, cold and warm in one."""
+    """One line for each shape and index, in Markdown: seconds from opening to the first correct answer, by size."""
     rows = latest(rows)
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
-    for cold in rows:
-        if not cold["cache"].startswith("cold"):
-            continue
-        warm = _find(rows, cold, "warm")
-        ours = _find(rows, {**cold, "contestant": OURS}, "cold")
-        largest = max(row["blocks"] for row in rows if _alike(row, cold))
-        cells = [
-            cold["shape"],
-            cold["contestant"],
-            f"{cold['blocks']:,}",
-            f"{cold['snapshot_bytes'] / cold['blocks']:.2f}" if cold["snapshot_bytes"] else "none",
-            f"{cold['disk_bytes'] / 1e6:,.0f}",
-            f"{cold['resident_bytes'] / 1e6:,.0f}",
-            _pair(cold, warm, "open_s"),
-            _pair(cold, warm, "process_s"),
-            "" if ours is None or cold["contestant"] == OURS else f"{cold['open_s'] / ours['open_s']:.1f}",
-            "" if cold["blocks"] < largest else _at_goal(cold),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
+    columns = [
+        "shape",
+        "index",
+        "snapshot, bytes a block",
+        "disk, bytes a block",
+        "most memory, bytes a block",
+        *(f"{size:.0e} blocks: cold / warm, s".replace("e+0", "e") for size in SIZES),
+        "before it opens, s",
+        "times ours, cold",
+    ]
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    for shape in dict.fromkeys(row["shape"] for row in rows):
+        for name, cold in _lines(rows, shape):
+            largest = cold[-1]
+            blocks = largest["blocks"]
+            cells = [
+                shape,
+                name,
+                f"{largest['snapshot_bytes'] / blocks:.2f}" if largest["snapshot_bytes"] else "none",
+                f"{largest['disk_bytes'] / blocks:.1f}",
+                f"{largest['resident_bytes'] / blocks:.1f}",
+                *(_cell(rows, cold, size) for size in SIZES),
+                f"{min(row['process_s'] - row['open_s'] for row in cold):.2f}",
+                _times_ours(rows, cold),
+            ]
+            lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _alike(row: Row, other: Row) -> bool:
-    return bool(row["shape"] == other["shape"] and row["contestant"] == other["contestant"])
+def _near(row: Row, size: float) -> bool:
+    return bool(size / NEAR < row["blocks"] < size * NEAR)
 
 
-def _find(rows: Sequence[Row], like: Row, cache: str) -> Row | None:
-    """The row about the same size (contestants reach it with the same replicas), in this state of the cache."""
+def _cell(rows: Sequence[Row], cold: list[Row], size: float) -> str:
+    """Cold and warm at a size; at the goal what was measured last, in proportion, where it was not measured."""
+    for row in cold:
+        if _near(row, size):
+            mark = "?" if row["cache"].endswith("?") else ""
+            warm = _warm(rows, row)
+            return f"{_seconds(row['open_s'])}{mark} / {_seconds(warm['open_s']) if warm else '-'}"
+    if size < GOAL:
+        return ""
+    largest = cold[-1]
+    scaled = largest["open_s"] * size / largest["blocks"]
+    return f"≈ {_seconds(scaled)} (scaled from {largest['blocks']:.1g})".replace("e+0", "e")
+
+
+def _warm(rows: Sequence[Row], cold: Row) -> Row | None:
+    """The row about the same with a warm cache."""
+    alike = ("shape", "contestant", "blocks")
     return next(
-        (
-            row
-            for row in rows
-            if _alike(row, like) and row["blocks"] == like["blocks"] and row["cache"].startswith(cache)
-        ),
-        None,
+        (row for row in rows if row["cache"] == "warm" and all(row[field] == cold[field] for field in alike)), None
     )
 
 
+def _times_ours(rows: Sequence[Row], cold: list[Row]) -> str:
+    """How many times as long as ours, at the largest size at which both were measured."""
+    ours = dict(_lines(rows, cold[0]["shape"])).get(OURS, [])
+    for row in reversed(cold if cold[0]["contestant"] != OURS else []):
+        for one in ours:
+            if one["blocks"] == row["blocks"]:
+                return f"{row['open_s'] / one['open_s']:.2g} at {row['blocks']:.0e}".replace("e+0", "e")
+    return ""
+
+
 def _seconds(value: float) -> str:
-    return f"{value:.3f}" if value < 10 else f"{value:.1f}"
-
-
-def _pair(cold: Row, warm: Row | None, field: str) -> str:
-    mark = "?" if cold["cache"].endswith("?") else ""
-    return f"{_seconds(cold[field])}{mark} / {_seconds(warm[field]) if warm else '-'}"
-
-
-def _at_goal(row: Row) -> str:
-    """Measured, or scaled in proportion from the largest size that was."""
-    if row["blocks"] >= GOAL:
-        return f"{row['open_s']:.3g}"
-    return f"≈ {row['open_s'] * GOAL / row['blocks']:.3g} (scaled)"
+    """Three significant digits, without an exponent."""
+    digits = max(0, 2 - math.floor(math.log10(max(value, 1e-6))))
+    return f"{value:,.{min(digits, 3)}f}"
 
 
 def _lines(rows: Sequence[Row], shape: str) -> Iterator[tuple[str, list[Row]]]:

@@ -19,10 +19,8 @@ Invariants (checked by validate(), after D1 and D2 of directory_levels):
 Completeness of entries (the invariant of design §4) is checked where segments can be read: shard.validation.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memcpy
 
 from sarp_cluster.core.candidate_filter cimport equal_fields
 from sarp_cluster.core.directory_levels cimport LEVELS_MAX, DirectoryLevels
@@ -42,25 +40,10 @@ from sarp_cluster.core.posting_tree cimport (
     tree_insert,
     tree_seek,
 )
+from sarp_cluster.core.routing_journal cimport SortedJournal, pack_journal
 from sarp_cluster.core.run_merge cimport merged_next
 
 from sarp_cluster.errors import InvariantViolationError
-
-cdef enum:
-    JOURNAL_PAYLOAD_POSTINGS = 8192    # of one ROUTING record
-    PACKED_BYTES = 28
-
-cdef packed struct JournalHeader:      # payload of a ROUTING record, before its postings (docs/formats.md)
-    uint32_t count
-    int32_t registrations
-    int32_t entries
-    uint32_t zero
-
-cdef packed struct PackedPosting:
-    uint64_t key
-    uint64_t high
-    uint64_t low
-    uint32_t slot
 
 
 cdef class RoutingDirectory(DirectoryLevels):
@@ -142,58 +125,27 @@ cdef class RoutingDirectory(DirectoryLevels):
 
     def take_journal(self):
         """The changes since the last call, as payloads of ROUTING records; what `apply_journal` takes."""
-        cdef list payloads = []
-        cdef bytes payload
-        cdef JournalHeader* header
-        cdef PackedPosting* packed
-        cdef size_t begin = 0
-        cdef size_t count, i
-        while begin < self.journal_count:
-            count = min(self.journal_count - begin, <size_t>JOURNAL_PAYLOAD_POSTINGS)
-            payload = PyBytes_FromStringAndSize(NULL, sizeof(JournalHeader) + count * PACKED_BYTES)
-            header = <JournalHeader*>PyBytes_AS_STRING(payload)
-            # The last one carries what all change together: they are applied together.
-            header[0] = JournalHeader(<uint32_t>count, 0, 0, 0)
-            if begin + count == self.journal_count:
-                header.registrations = <int32_t>self.journal_registrations
-                header.entries = <int32_t>self.journal_entries
-            packed = <PackedPosting*>(header + 1)
-            for i in range(count):
-                packed[i] = PackedPosting(
-                    self.journal[begin + i].key, self.journal[begin + i].high, self.journal[begin + i].low,
-                    self.journal[begin + i].slot,
-                )
-            payloads.append(payload)
-            begin += count
+        payloads = pack_journal(self.journal, self.journal_count, self.journal_registrations, self.journal_entries)
         self.journal_count = 0
         self.journal_registrations = 0
         self.journal_entries = 0
         return payloads
 
-    def apply_journal(self, const uint8_t[::1] payload):
-        """Lay journaled changes into the overlay without looking at older levels. Raises ValueError for a wrong length."""
-        cdef JournalHeader header
-        cdef PackedPosting packed
-        cdef Posting posting
+    def apply_journal(self, list payloads):
+        """Lay journaled changes into the overlay without looking at older levels.
+
+        Raises ValueError for a payload that makes no sense; then nothing is applied.
+        """
+        cdef SortedJournal journal = SortedJournal(payloads)
         cdef size_t i
-        cdef const uint8_t* at
-        if payload.shape[0] < sizeof(JournalHeader):
-            raise ValueError("a record of routing changes is too short")
-        memcpy(&header, &payload[0], sizeof(JournalHeader))
-        if payload.shape[0] != sizeof(JournalHeader) + <size_t>header.count * PACKED_BYTES:
-            raise ValueError("a record of routing changes has a wrong length")
-        at = &payload[0] + sizeof(JournalHeader)
-        for i in range(header.count):
-            memcpy(&packed, at, PACKED_BYTES)
-            at += PACKED_BYTES
-            posting = Posting(packed.key, packed.high, packed.low, packed.slot)
-            if posting.slot < FIRST_SLOT:
-                self.put_header(&posting)
-                self.note_building(&posting)
+        for i in range(journal.count):
+            if journal.posting[i].slot < FIRST_SLOT:
+                self.put_header(&journal.posting[i])
+                self.note_building(&journal.posting[i])
             else:
-                tree_insert(self.level[0].tree, &posting)
-        self.registrations += header.registrations
-        self.entries += header.entries
+                tree_insert(self.level[0].tree, &journal.posting[i])
+        self.registrations += journal.registrations
+        self.entries += journal.entries
         self.version += 1
 
     # --- entries ---------------------------------------------------------------------------------------------------

@@ -270,6 +270,8 @@ def next_record(const uint8_t[::1] data, uint64_t begin, uint32_t file):
     while length >= FRAME_BYTES and offset <= length - FRAME_BYTES:
         if check_frame(&data[offset], <uint32_t>min(length - offset, 0xFFFFFFFFu), file, offset) >= 0:
             memcpy(&frame, &data[offset], FRAME_BYTES)
-            return offset, frame.lsn
+            # Its padding has to be there, too: without it replay does not take the record.
+            if ((FRAME_BYTES + <uint64_t>frame.payload_bytes + 7) & ~<uint64_t>7) <= length - offset:
+                return offset, frame.lsn
         offset += 8
     return length, 0

@@ -48,9 +48,11 @@ class Point(NamedTuple):
 class Recorded:
     """A workload that was run, and the bounds of what may be found after a crash at each moment of it."""
 
-    def __init__(self, root: Path, seed: int, *, fault: Fault | None = None) -> None:
+    def __init__(self, root: Path, seed: int, *, fault: Fault | None = None, log_alone: bool = False) -> None:
         self.seed = seed
-        self.workload = Workload(root, seed, fault=fault)
+        self.workload = Workload(root, seed, fault=fault, log_alone=log_alone)
+        self.repeatable = fault is None and not log_alone
+        """By the command that a point names; else by the test."""
         self.error: Exception | None = None
         """What ended the workload before its time; only where there is a fault."""
         try:
@@ -97,8 +99,8 @@ def _verify(store: Path, *, torn_tail_allowed: bool) -> None:
 class _Recovery:
     """The recovery from one power cut, recorded, and what the store was gone on with."""
 
-    def __init__(self, disk: Path, seed: int, entries: list[Entry]) -> None:
-        self.workload = Workload(disk, seed, before=entries)
+    def __init__(self, disk: Path, seed: int, entries: list[Entry], *, log_alone: bool) -> None:
+        self.workload = Workload(disk, seed, before=entries, log_alone=log_alone)
         self.recovered_at = 0
         """Position of the record at which the recovery had ended."""
         self.answers: list[Answer] = []
@@ -117,7 +119,7 @@ def crash(recorded: Recorded, point: Point, directory: Path, *, again: int) -> N
     Raises at whatever is wrong.
     """
     files = recorded.workload.files
-    step, again_by = recorded.workload.step_at(point.crash), point.command if files.fault is None else "this test"
+    step, again_by = recorded.workload.step_at(point.crash), point.command if recorded.repeatable else "this test"
     where = f"in step {step!r}, at {_at(files, point.crash)}, image {point.image}\nagain: {again_by}"
     rng = random.Random(f"{point}/again")
     with told(where), _emptied(directory):
@@ -125,7 +127,7 @@ def crash(recorded: Recorded, point: Point, directory: Path, *, again: int) -> N
         materialise(files, point.crash, point.image, disk)
         _verify(disk / STORE_NAME, torn_tail_allowed=True)
         entries = recorded.workload.ledger.at(point.crash)
-        recovery = _Recovery(disk, recorded.seed + 2 * point.crash, entries)
+        recovery = _Recovery(disk, recorded.seed + 2 * point.crash, entries, log_alone=recorded.workload.log_alone)
         bounds = recorded.bounds(entries)
         run(lambda: recovery.run(bounds), point)
         _verify(disk / STORE_NAME, torn_tail_allowed=False)

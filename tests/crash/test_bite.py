@@ -6,7 +6,6 @@ synced, a checksum that is not looked at. What finds none of them proves nothing
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -14,18 +13,17 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sarp_cluster import limits
 from sarp_cluster.errors import SarpError
 from sarp_cluster.storage import log, recovery
 from sarp_cluster.storage.checksum import crc32c
 from sarp_cluster.storage.log_replay import LogReplay
 from sarp_cluster.storage.log_tail import LogTail
+from sarp_cluster.storage.manifest import Manifest
 from sarp_cluster.storage.reclaim import RecordsInForce
 from sarp_cluster.testing.crash_file_system import CrashFileSystem
 from shard import insert_path, reclaim
-from tests.crash import workload
+from shard.snapshots import Frozen, Snapshots
 from tests.crash.crash_points import Point, Recorded, crash, sample
-from tests.crash.ledger import CONFIG
 
 POINTS_MAX = 60
 FRAME_BYTES = 32
@@ -131,14 +129,38 @@ def names_of_a_reclaimed_file_are_not_put_again(patch: Patch) -> None:
     patch.setattr(RecordsInForce, "bytes_in", lambda self, file: 0)
 
 
+def a_reclaimed_file_takes_its_removals_with_it(patch: Patch) -> None:
+    """Its workers are put again, but not in which generation they are: what ended it is gone."""
+    real = log.LogStore.put_worker_mark
+
+    def put_worker_mark(
+        self: log.LogStore, worker: int, generation: int, seq: int, *, reclaiming: bool = False
+    ) -> None:
+        if not reclaiming:
+            real(self, worker, generation, seq)
+
+    patch.setattr(log.LogStore, "put_worker_mark", put_worker_mark)
+
+
+def a_snapshot_without_its_lsn(patch: Patch) -> None:
+    """It says that it is of the moment at which it is published, and so that the log before is not needed."""
+    real = Snapshots._manifest
+
+    def manifest(self: Snapshots, frozen: Frozen, *arguments: Any) -> Manifest:
+        store = self._state.store
+        file, offset = store.position
+        return real(self, frozen._replace(lsn=store.lsn, log_file=file, log_offset=offset), *arguments)
+
+    patch.setattr(Snapshots, "_manifest", manifest)
+
+
 class Fault(NamedTuple):
     """A fault, and what the check says of it."""
 
     put_in: Callable[[Patch], None]
     found: str
     workload: int = 1
-    reclaiming: bool = False
-    """Files are reclaimed and snapshots taken. That syncs all the time, and would hide what the others leave out."""
+    log_alone: bool = True
 
 
 LOST = r"blocks, not \d|verified_blocks|matched_blocks"
@@ -153,14 +175,16 @@ FAULTS = (
     Fault(groups_vouch_for_themselves, DAMAGED, workload=3),
     Fault(a_clear_is_not_logged, "came back"),
     Fault(a_removal_is_not_logged, "came back"),
-    Fault(a_file_is_deleted_before_that_is_recorded, f"{LOST}|{DAMAGED}|is missing", reclaiming=True),
-    Fault(names_of_a_reclaimed_file_are_not_put_again, f"{LOST}|is not in the log", reclaiming=True),
+    Fault(a_file_is_deleted_before_that_is_recorded, f"{LOST}|{DAMAGED}", log_alone=False),
+    Fault(a_reclaimed_file_takes_its_removals_with_it, f"{LOST}|came back|were not found in it", log_alone=False),
+    Fault(a_snapshot_without_its_lsn, f"{LOST}|came back|{DAMAGED}|makes no sense", log_alone=False),
+    Fault(names_of_a_reclaimed_file_are_not_put_again, f"{LOST}|worker|not in the log", log_alone=False),
 )
 
 
-def crash_at_many_points(tmp_path: Path, seed: int) -> None:
+def crash_at_many_points(tmp_path: Path, seed: int, *, log_alone: bool) -> None:
     (tmp_path / "recorded").mkdir()
-    recorded = Recorded(tmp_path / "recorded", seed)
+    recorded = Recorded(tmp_path / "recorded", seed, log_alone=log_alone)
     for point in (Point(seed, recorded.points[-1], 0), *sample(recorded, POINTS_MAX)):
         crash(recorded, point, tmp_path / "point", again=0)
 
@@ -168,8 +192,5 @@ def crash_at_many_points(tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.put_in.__name__)
 def test_a_fault_is_found(tmp_path: Path, monkeypatch: Patch, fault: Fault) -> None:
     fault.put_in(monkeypatch)
-    if not fault.reclaiming:
-        quiet = dataclasses.replace(CONFIG, reclaim_ratio=None, snapshot_log_bytes=limits.SNAPSHOT_LOG_BYTES_MAX)
-        monkeypatch.setattr(workload, "CONFIG", quiet)
     with pytest.raises((AssertionError, SarpError), match=fault.found):
-        crash_at_many_points(tmp_path, fault.workload)
+        crash_at_many_points(tmp_path, fault.workload, log_alone=fault.log_alone)

@@ -6,6 +6,7 @@ tries every byte.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -46,6 +47,17 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Original:
 def single(tmp_path_factory: pytest.TempPathFactory) -> Original:
     """A store whose log is one file of several pages."""
     return Original(tmp_path_factory.mktemp("single") / "store", IndexConfig(segment_blocks=8))
+
+
+@pytest.fixture(scope="module")
+def snapshots(tmp_path_factory: pytest.TempPathFactory) -> Original:
+    """A store with two snapshots: manifests and runs."""
+    config = dataclasses.replace(CONFIG, reclaim_ratio=None)
+    original = Original(tmp_path_factory.mktemp("snapshots") / "store", config, snapshots_after=(15, 30))
+    kinds = Counter(path.name.split("-")[0] for path in original.files())
+    assert kinds["manifest"] == 2
+    assert kinds["run"] >= 2
+    return original
 
 
 def sampled(damages: Iterable[Damage], count: int = SAMPLED) -> list[Damage]:
@@ -137,6 +149,47 @@ def test_some_records_swapped(several: Original, single: Original, tmp_path: Pat
 def test_all_records_swapped(several: Original, tmp_path: Path) -> None:
     damages = chain.from_iterable(record_swaps(path) for path in several.files())
     outcomes(several, damages, tmp_path)
+
+
+# --- snapshots: the log has the same, and more ------------------------------------------------------------------------
+
+
+def of_snapshots(original: Original) -> list[Path]:
+    return [path for path in original.files() if path.name.startswith(("manifest-", "run-"))]
+
+
+def test_some_damage_to_snapshots(snapshots: Original, tmp_path: Path) -> None:
+    files = of_snapshots(snapshots)
+    cut = chain.from_iterable(sampled(truncations(path, is_last=False), 4) for path in files)
+    damages = [*chain.from_iterable(sampled(flips(path)) for path in files), *cut]
+    damages += [damage for damage in deletions(snapshots) if damage.what.startswith(("manifest-", "run-"))]
+    assert outcomes(snapshots, damages, tmp_path) == {SAME: len(damages)}
+
+
+def test_files_of_snapshots_swapped_with_others(snapshots: Original, tmp_path: Path) -> None:
+    files = of_snapshots(snapshots)
+    assert set(outcomes(snapshots, swaps(files), tmp_path)) == {SAME}
+    outcomes(snapshots, sampled(swaps([*files, *snapshots.logs()]), 12), tmp_path)
+
+
+def test_damage_to_the_log_behind_a_snapshot(snapshots: Original, tmp_path: Path) -> None:
+    damages = chain.from_iterable(sampled(flips(path), 4) for path in snapshots.logs())
+    outcomes(snapshots, damages, tmp_path)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(3_600)
+def test_every_byte_of_snapshots_flipped(snapshots: Original, tmp_path: Path) -> None:
+    for path in of_snapshots(snapshots):
+        damages = list(flips(path))
+        assert outcomes(snapshots, damages, tmp_path) == {SAME: len(damages)}
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(3_600)
+def test_every_byte_of_the_log_behind_a_snapshot_flipped(snapshots: Original, tmp_path: Path) -> None:
+    for path in snapshots.logs():
+        outcomes(snapshots, flips(path), tmp_path)
 
 
 def test_a_checksum_that_is_skipped_would_be_found(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import os
 import subprocess
@@ -163,6 +164,28 @@ def test_full_then_free_again(small: Path, tmp_path: Path) -> None:
 def grow(mounted: Path) -> None:
     """Make space, so that a store can be opened and closed."""
     subprocess.run(["mount", "-o", "remount,size=4m", mounted], check=True)  # noqa: S603, S607
+
+
+def test_a_store_that_churns_lives_on_a_small_disk(small: Path, tmp_path: Path) -> None:
+    """Many times the disk is written. Where that is too fast for reclaiming, inserts are refused for a moment."""
+    store = small / "store"
+    config = dataclasses.replace(CONFIG, log_file_bytes=16_384, snapshot_log_bytes=65_536)
+
+    async def main() -> int:
+        index = await Index.open(store, config, secret=SECRET)
+        try:
+            writer = Writer(index, Ledger(tmp_path / "ledger"))
+            for generation in range(60):
+                for number in range(30):
+                    await writer.until_taken("churning", 1_000 * number, generation=generation)
+            assert index.statistics().reclaimed_files > 10
+            return index.store.bytes_appended
+        finally:
+            await index.close()
+
+    fill_up(small / "filler", 1 << 20)
+    assert asyncio.run(main()) > 3 << 20
+    check(store, tmp_path / "ledger")
 
 
 def test_workers_that_come_while_it_is_full(small: Path, tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ SAMPLE = (
     ("fdatasync", 11),
     ("fsync", 1),
     ("fsync", 7),
+    ("unlink", 1),
+    ("unlink", 2),
 )
 RECOVERY_SAMPLE = (("openat", 3), ("ftruncate", 1), ("fsync", 1), ("rename", 1), ("rename", 2))
 

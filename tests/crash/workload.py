@@ -11,7 +11,7 @@ import dataclasses
 import errno
 import os
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -29,10 +29,22 @@ STORE_NAME: Final = "store"
 
 
 class Workload:
-    """An index over a CrashFileSystem, changed by a driver that keeps a ledger by the record's positions."""
+    """An index over a CrashFileSystem, changed by a driver that keeps a ledger by the record's positions.
 
-    def __init__(self, root: Path, seed: int, *, before: list[Entry] | None = None, fault: Fault | None = None) -> None:
+    `log_alone`: without snapshots and reclaiming. They sync all the time, and hide what others leave out.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        seed: int,
+        *,
+        before: Sequence[Entry] = (),
+        fault: Fault | None = None,
+        log_alone: bool = False,
+    ) -> None:
         self.seed = seed
+        self.log_alone = log_alone
         self.rng = random.Random(f"{seed}/workload")
         self.store = root / STORE_NAME
         # A store of its own secret makes one more file. It is drawn, too, so that the same seed is the same workload.
@@ -40,14 +52,14 @@ class Workload:
         self.config: IndexConfig = dataclasses.replace(
             CONFIG,
             log_file_bytes=self.rng.choice((4_096, 8_192, 16_384)),
-            snapshot_log_bytes=self.rng.choice((6_000, 1 << 20)),
-            reclaim_ratio=1.1,
+            snapshot_log_bytes=1 << 20 if log_alone else self.rng.choice((6_000, 1 << 20)),
+            reclaim_ratio=None if log_alone else 1.1,
         )
         self.files = CrashFileSystem(root, fault)
-        self.ledger = TimedLedger(lambda: self.files.position, before or [])
+        self.ledger = TimedLedger(lambda: self.files.position, before)
         self.began: list[tuple[int, str]] = []
         """At which position of the record each step began."""
-        self.known: list[tuple[int, ...]] = [entry.operation.tokens for entry in before or [] if entry.operation.tokens]
+        self.known: list[tuple[int, ...]] = [entry.operation.tokens for entry in before if entry.operation.tokens]
         """Sequences to extend, repeat, or part from."""
         self._index: Index | None = None
         self._driver: Driver | None = None
@@ -207,11 +219,25 @@ async def background(workload: Workload) -> None:
 
 
 async def snapshot(workload: Workload) -> None:
-    """A snapshot, and changes after it."""
+    """A snapshot, changes while it is taken, and changes after it."""
+    if workload.log_alone:
+        return
+
+    async def meanwhile() -> None:
+        for i in range(3):
+            tokens = workload.draw()
+            await workload.insert("snapshot", tokens, 5)
+            await workload.change("remove", "snapshot", 0, tokens, None, 0, durable=i > 0)
+            await workload.change("insert", f"snapshot-{i}", 0, tokens)
+            await workload.change("clear", f"snapshot-{i}", 1)
+
     async with _space_or_not():
-        await workload.index.snapshot()
-    for i in range(2):
-        await workload.insert(f"snapshot-{i}", workload.draw(), 7)
+        changes = asyncio.create_task(meanwhile())
+        try:
+            await workload.index.snapshot()
+        finally:
+            await changes
+    await workload.insert("snapshot", workload.draw(), 7)
 
 
 async def reopen(workload: Workload) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -74,13 +74,13 @@ async def write_store(
     *,
     secret: bytes | None = SECRET,
     inserts: Sequence[Insert] = INSERTS,
-    snapshot_after: int | None = None,
+    snapshots_after: Collection[int] = (),
 ) -> None:
-    """Make the store in `directory`; with a snapshot, after so many inserts."""
+    """Make the store in `directory`; with snapshots, after so many inserts."""
     index = await Index.open(directory, config, secret=secret)
     namespaces = [index.create_namespace(spec) for spec in SPECS]
     for number, one in enumerate(inserts):
-        if number == snapshot_after:
+        if number in snapshots_after:
             await index.snapshot()
         arguments = one._asdict()
         namespace = namespaces[arguments.pop("namespace")]
@@ -94,7 +94,7 @@ def main() -> None:
     for path in GOLDEN_STORE.iterdir():
         path.unlink()
     with tempfile.TemporaryDirectory() as directory:
-        asyncio.run(write_store(Path(directory), snapshot_after=SNAPSHOT_AFTER))
+        asyncio.run(write_store(Path(directory), snapshots_after=(SNAPSHOT_AFTER,)))
         for path in Path(directory).iterdir():
             if any(pattern.fullmatch(path.name) for pattern in (LOG_NAME, RUN_NAME, MANIFEST_NAME)):
                 (GOLDEN_STORE / path.name).write_bytes(path.read_bytes())

@@ -88,7 +88,7 @@ def test_a_reclaimed_file_reads_back() -> None:
 
 def test_routing_changes_read_back() -> None:
     directory = RoutingDirectory(SarpParameters(IndexConfig()))
-    directory.apply_journal(payload("routing"))
+    directory.apply_journal([payload("routing")])
     assert sorted(directory.postings()) == sorted(one for one in POSTINGS if not one[3] & 0x80000000)
 
 

@@ -214,8 +214,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         fresh.restore_counts(*self.counts)
         fresh.journaling = True
         journal = self.directory.take_journal()
-        for payload in journal:
-            fresh.apply_journal(payload)
+        fresh.apply_journal(journal)
         self.counts = (fresh.registrations, fresh.entries, set(fresh.building))
         assert fresh.building == self.directory.building
         assert fresh.missed == 0
@@ -426,8 +425,7 @@ def test_what_was_removed_and_registered_again_is_there_once_after_a_replay_over
     after = directory.take_journal()
     for payloads in (before + after, [*before, *after, *after]):
         fresh = RoutingDirectory(SarpParameters(config(WIDE_LAYOUT)))
-        for payload in payloads:
-            fresh.apply_journal(payload)
+        fresh.apply_journal(payloads)
         assert fresh.postings() == directory.postings() == [(7, 1, 0, FIRST_SLOT)]
         fresh.validate()
 

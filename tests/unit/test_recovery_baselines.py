@@ -82,10 +82,8 @@ ROWS = [
 def test_the_table_marks_what_was_scaled_and_what_was_not_cold() -> None:
     lines = table(ROWS).splitlines()
     assert lines[2:] == [
-        "| trace | SARP | 100,000,000 | 3.00 | 400 | 5 | 0.500 / 0.250 | 1.500 / 1.250 |  |  |",
-        "| trace | SARP | 1,000,000,000 | 3.00 | 4,000 | 5 | 2.000 / - | 3.000 / - |  | 2 |",
-        "| trace | other | 10,000,000 | 3.00 | 40 | 5 | 1.000 / - | 2.000 / - |  |  |",
-        "| trace | other | 100,000,000 | 3.00 | 400 | 5 | 25.0? / - | 26.0? / - | 50.0 | ≈ 250 (scaled) |",
+        "| trace | SARP | 3.00 | 4.0 | 0.0 |  |  | 0.500 / 0.250 | 2.00 / - | 1.00 |  |",
+        "| trace | other | 3.00 | 4.0 | 0.1 |  | 1.00 / - | 25.0? / - | ≈ 250 (scaled from 1e8) | 1.00 | 50 at 1e8 |",
     ]
 
 

@@ -99,6 +99,23 @@ def test_a_torn_tail_is_named_and_harmless(tmp_path: Path) -> None:
         assert path.stat().st_size == length
 
 
+def test_a_record_without_its_padding_is_damage(tmp_path: Path) -> None:
+    """Its checksum does not cover the padding."""
+    asyncio.run(make_store(tmp_path / "s", log_file_bytes=4_096))
+    for path in sorted((tmp_path / "s").glob("log-*"))[:-2]:
+        data, number = path.read_bytes(), int(path.stem[4:])
+        begins = offsets(data, number)
+        ends = [*begins[1:], len(data)]
+        for begin, end in zip(begins, ends, strict=True):
+            frame = read_frame(data, begin, number, begin)
+            if frame is not None and frame.payload_bytes % 8:
+                path.write_bytes(data[: end - 1])
+                found = verify(tmp_path / "s")
+                assert not found.clean
+                assert (found.findings[0].file, found.findings[0].offset) == (path.name, begin)
+        path.write_bytes(data)
+
+
 def test_what_is_behind_a_torn_tail_is_no_part_of_the_store(tmp_path: Path) -> None:
     """Files reached the disk out of order: segments behind the gap name others that are not there. All of it goes."""
     asyncio.run(make_store(tmp_path / "s", log_file_bytes=4_096, segment_blocks=8, durable=False))

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -56,17 +57,28 @@ def tmpfs() -> str | None:
     return reason and f"no tmpfs can be mounted ({reason})"
 
 
+IMAGE_BYTES: Final = {"ext4": 64 << 20, "xfs": 320 << 20}
+"""A file system's image, sparse. xfs is not made smaller."""
+
+
 @functools.cache
-def loop_ext4() -> str | None:
-    """Can an ext4 image be made and mounted?"""
-    if shutil.which("mkfs.ext4") is None:
-        return "mkfs.ext4 is not installed"
+def loop_image(kind: str) -> str | None:
+    """Can an image of this file system, "ext4" or "xfs", be made and mounted?"""
+    if shutil.which(f"mkfs.{kind}") is None:
+        return f"mkfs.{kind} is not installed"
     with tempfile.TemporaryDirectory() as directory:
         image, mounted = Path(directory, "image"), Path(directory, "mounted")
         mounted.mkdir()
-        with image.open("wb") as file:
-            file.truncate(16 << 20)
-        reason = _run("mkfs.ext4", "-q", "-F", image) or _run("mount", "-o", "loop", image, mounted)
+        make_image(image, kind)
+        reason = _run("mount", "-o", "loop", image, mounted)
         if reason is None:
             reason = _run("umount", mounted)
-    return reason and f"no ext4 image can be mounted ({reason})"
+    return reason and f"no {kind} image can be mounted ({reason})"
+
+
+def make_image(image: Path, kind: str) -> None:
+    """Make an image of a file system."""
+    with image.open("wb") as file:
+        file.truncate(IMAGE_BYTES[kind])
+    options = ("-q", "-F") if kind == "ext4" else ("-q", "-f")
+    subprocess.run([f"mkfs.{kind}", *options, str(image)], check=True, capture_output=True)  # noqa: S603

@@ -63,6 +63,7 @@ cdef class Insertion:
         cdef int top
         self.search.reset(first_window)
         self.search.retrieval_max = NO_CAP
+        self.search.healing = True
         top = self.search.deepest(0, self.search.windows - 1)
         self.low = max(0, min(top, first_window))
         self.search.know(self.low)
@@ -90,7 +91,7 @@ cdef class Insertion:
     # --- planning ------------------------------------------------------------------------------------------------------
 
     def check_readable(self):
-        """Raise CorruptRecordError if the search met a segment that cannot be read.
+        """Raise CorruptRecordError if the search met a segment that cannot be read, and could not heal it.
 
         What it held is not known. Going round it could store blocks a second time, and a block with two homes could be
         answered with a holder that was removed from one of them.
@@ -125,7 +126,9 @@ cdef class Insertion:
         self.writes.clear()
         self.blocks_added = 0
         try:
-            for w in range(first_window, min(window, self.search.windows)):
+            for w in range(min(self.low, first_window), min(window, self.search.windows)):
+                if self.search.batch.item[self.search.path[w]].write:
+                    self.edit(self.search.path[w])  # healed by this search
                 self.hold_window(w, size, self.first - w * size, size, &location)
             if window < self.search.windows:
                 blocks = self.search.window_blocks(window)
@@ -174,6 +177,8 @@ cdef class Insertion:
         self.writes.clear()
         self.blocks_added = 0
         for window in range(self.first // size, (self.search.verified + size - 1) // size):
+            if self.search.batch.item[self.search.path[window]].write:
+                self.edit(self.search.path[window])  # healed by this search
             matched = min(size, self.search.verified - window * size)
             count = self.all_homes(window, matched, homes)
             for i in range(count):

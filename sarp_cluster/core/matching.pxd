@@ -33,6 +33,7 @@ cdef class Search(Query):
     cdef int previous_hint
 
     cdef int retrieval_max
+    cdef bint healing              # restore damaged ancestors
     cdef int homes_from            # windows from here on need their locations
 
     # the walk
@@ -78,5 +79,6 @@ cdef class Search(Query):
     cdef int start(self, int top, int low) except -1
     cdef bint missed(self) noexcept nogil
     cdef bint unchanged(self) noexcept nogil
+    cdef void heal_ancestors(self) noexcept nogil
     cdef int homes(self, int window, int matched, Home* homes) noexcept nogil
     cpdef load(self, bytes wire, NamespaceKey key, uint32_t namespace_id, int base_window)

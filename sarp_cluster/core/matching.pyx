@@ -20,13 +20,13 @@ sends the search through the windows stepwise from there on.
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memcmp
+from libc.string cimport memcmp, memcpy
 
 from sarp_cluster.core.block_id cimport NamespaceKey
 from sarp_cluster.core.candidate_filter cimport make_filter, match_bound
 from sarp_cluster.core.parameters cimport SarpParameters
 from sarp_cluster.core.query cimport Query
-from sarp_cluster.core.segment cimport DAMAGED, READ, TO_READ, SegmentColumns
+from sarp_cluster.core.segment cimport DAMAGED, IMAGE as WRITE_IMAGE, READ, TO_READ, SegmentColumns
 from sarp_cluster.core.segment_table cimport SegmentRow
 
 cdef enum:
@@ -347,6 +347,8 @@ cdef class Search(Query):
                 return -2
             return 0
         self.path[self.top] = self.best_item
+        if self.healing:
+            self.heal_ancestors()
         for window in range(self.low, self.top):
             if self.path[window] < 0 or self.verify(self.path[window], window) < size:
                 self.verified = window * size
@@ -361,6 +363,34 @@ cdef class Search(Query):
             self.low = self.top
             return -2
         return 0
+
+    cdef void heal_ancestors(self) noexcept nogil:
+        """Restore ancestors whose records do not verify: what they held is known, who held it is lost.
+
+        Block IDs are chained, so a verified block behind an ancestor says that all of the ancestor's are the query's. It
+        is written anew, under its own slot, by the insert that met it: nothing is stored twice.
+        """
+        cdef int size = self.parameters.segment_blocks
+        cdef int window
+        cdef SegmentColumns* segment
+        for window in range(self.top - 1, self.low - 1, -1):
+            if self.path[window] < 0 or self.path[window + 1] < 0:
+                continue
+            segment = &self.batch.item[self.path[window]]
+            if (
+                segment.state == DAMAGED
+                and segment.count == size
+                and segment.namespace_id == self.namespace_id
+                and segment.window == self.base_window + window
+                and self.batch.item[self.path[window + 1]].parent == segment.slot
+                and self.verify(self.path[window + 1], window + 1) > 0
+            ):
+                memcpy(segment.ids, self.ids + <Py_ssize_t>window * size, size * sizeof(uint64_t))
+                segment.image_count = 0
+                segment.runs_begin = self.batch.run_count
+                segment.runs_count = 0
+                segment.state = READ
+                segment.write = WRITE_IMAGE
 
     cdef int homes(self, int window, int matched, Home* homes) noexcept nogil:
         """Homes of the first `matched` blocks of a verified window, in token order, as many as verify.

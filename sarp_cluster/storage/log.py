@@ -11,6 +11,7 @@ import errno
 import struct
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -272,9 +273,9 @@ class LogStore:
             return False
         return True
 
-    def _start_write(self, *, sync: bool) -> asyncio.Task[None]:
+    def _start_write(self, *, sync: bool, vouch: bool = False) -> asyncio.Task[None]:
         """Write in a task of its own: it goes on to its end when a caller who waits for it is cancelled."""
-        return self._start(self._write(sync=sync), "sarp-log-write")
+        return self._start(self._write(sync=sync, vouch=vouch), "sarp-log-write")
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = self._loop.create_task(work, name=name)
@@ -287,8 +288,8 @@ class LogStore:
         if not task.cancelled():
             task.exception()  # kept in _failure or _full: every later put, room and sync raises it
 
-    async def _write(self, *, sync: bool) -> None:
-        """Write what has gathered; `sync` makes it and all before it durable."""
+    async def _write(self, *, sync: bool, vouch: bool) -> None:
+        """Write what has gathered; `sync` makes it and all before it durable. `vouch`: a group even if it is empty."""
         async with self._writing:
             if sync:
                 self._next_sync = None  # who comes from now on may have put more than this one will cover
@@ -296,7 +297,7 @@ class LogStore:
             if self._sealed is not None:
                 # What did not fit before. The sync is for what was put since, too.
                 await self._write_sealed(self._sealed, sync=False)
-            self._sealed = self._tail.begin_write(self._durable_lsn)
+            self._sealed = self._tail.begin_write(self._durable_lsn, vouch)
             self._sealed_lsn = self._tail.lsn
             await self._write_sealed(self._sealed, sync=sync)
 
@@ -463,6 +464,9 @@ class LogStore:
         try:
             if not self._told and self._tail.lsn > self._opened_lsn:
                 await self._sync()
+                # Only now something behind the last group says that it was durable: damage in it is known as such.
+                with suppress(StoreFullError):
+                    await self._start_write(sync=False, vouch=True)
         finally:
             while self._writes:
                 await asyncio.wait(self._writes)

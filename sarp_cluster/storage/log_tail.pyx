@@ -248,8 +248,10 @@ cdef class LogTail:
             for payload in self.journal():
                 self.append_record(ROUTING_RECORD, payload)
 
-    def begin_write(self, uint64_t durable_lsn):
+    def begin_write(self, uint64_t durable_lsn, bint vouch=False):
         """Seal what is in memory: (file, offset, bytes) in order, to be written while appending goes on.
+
+        With `vouch` there is a group even if nothing is in memory, for the sake of what it says was durable.
 
         The group ends with a record of what was durable when it was written: a record that does not verify below such a
         mark was damaged, above all marks it is a tail that was never acknowledged.
@@ -258,7 +260,7 @@ cdef class LogTail:
         if self.sealed:
             raise InvariantViolationError("the log's tail is already being written")
         self.append_journal()
-        if self.chunks:
+        if self.chunks or vouch:
             self.append_record(RecordType.GROUP, durable_lsn.to_bytes(8, "little"))
         self.sealed = self.chunks
         return [

@@ -76,8 +76,8 @@ def recovery_does_not_sync_what_it_builds_on(patch: Patch) -> None:
 
 def groups_vouch_for_themselves(patch: Patch) -> None:
     class Boastful(LogTail):
-        def begin_write(self, durable_lsn: int) -> list[tuple[int, int, memoryview]]:
-            return super().begin_write(self.lsn)
+        def begin_write(self, durable_lsn: int, vouch: bool = False) -> list[tuple[int, int, memoryview]]:
+            return super().begin_write(self.lsn, vouch)
 
     patch.setattr(log, "LogTail", Boastful)
 

@@ -28,19 +28,19 @@ def call(*arguments: object) -> None:
 
 
 class Disk:
-    """An ext4 image, mounted, whose power can be cut."""
+    """An image of a file system, mounted, whose power can be cut."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, kind: str) -> None:
         self._image, self.path = directory / "image", directory / "disk"
+        self._kind = kind
         self.path.mkdir()
-        with self._image.open("wb") as file:
-            file.truncate(64 << 20)
-        call("mkfs.ext4", "-q", "-F", self._image)
+        capabilities.make_image(self._image, kind)
         self.mounted = False
 
     def mount(self, commit: int = 5) -> None:
-        """Mount it; the journal is committed each `commit` seconds."""
-        call("mount", "-o", f"loop,commit={commit}", self._image, self.path)
+        """Mount it; the journal of ext4 is committed each `commit` seconds."""
+        options = f"loop,commit={commit}" if self._kind == "ext4" else "loop"
+        call("mount", "-o", options, self._image, self.path)
         self.mounted = True
 
     def cut_power(self) -> None:
@@ -58,10 +58,11 @@ class Disk:
             self.mounted = False
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
-    capabilities.require(capabilities.loop_ext4)
-    disk = Disk(tmp_path)
+@pytest.fixture(params=["ext4", "xfs"])
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
+    kind = request.param
+    capabilities.require(lambda: capabilities.loop_image(kind))
+    disk = Disk(tmp_path, kind)
     try:
         yield disk
     finally:

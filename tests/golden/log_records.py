@@ -27,7 +27,7 @@ IMAGE, DELTA = 1, 2
 
 NAMES: Final = (
     "file-header", "namespace", "worker", "worker-other", "worker-mark", "image", "image-base", "delta-extension",
-    "delta-locations", "reclaimed", "routing", "group",
+    "delta-locations", "reclaimed", "routing", "group", "group-closing",
 )  # fmt: skip
 
 FIRST: Final[dict[str, Any]] = {
@@ -101,7 +101,8 @@ async def _write_log(directory: Path) -> None:
     store.put(make_batch([HELD | {"write": DELTA, "delta": 8}]))
     store.put_reclaimed(7)
     routing = struct.pack("<IiiI", len(POSTINGS), 0, 0, 0) + b"".join(struct.pack("<QQQI", *one) for one in POSTINGS)
-    store.journal = lambda: [routing]
+    journal = [routing]
+    store.journal = lambda: [journal.pop()] if journal else []
     await store.close()
 
 

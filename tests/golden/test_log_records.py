@@ -62,7 +62,7 @@ def test_types_and_lsns_count_up() -> None:
     assert types == [
         RecordType.FILE_HEADER, RecordType.NAMESPACE, RecordType.WORKER, RecordType.WORKER, RecordType.WORKER_MARK,
         RecordType.IMAGE, RecordType.IMAGE, RecordType.DELTA, RecordType.DELTA, RecordType.RECLAIMED,
-        RecordType.ROUTING, RecordType.GROUP,
+        RecordType.ROUTING, RecordType.GROUP, RecordType.GROUP,
     ]  # fmt: skip
 
 
@@ -79,6 +79,7 @@ def test_a_file_header_names_the_version_and_the_segment_size() -> None:
 
 def test_a_group_vouches_for_what_was_durable() -> None:
     assert struct.unpack("<Q", payload("group")) == (0,)  # nothing was when the first group was written
+    assert struct.unpack("<Q", payload("group-closing")) == (1 + NAMES.index("group"),)
 
 
 def test_a_reclaimed_file_reads_back() -> None:

@@ -1,4 +1,4 @@
-"""Damaged segments: matches get shorter, changes that meet them are refused: no block gets a second home."""
+"""Damaged segments: matches get shorter. Changes that meet them heal them, or are refused: no block gets two homes."""
 
 from __future__ import annotations
 
@@ -86,12 +86,46 @@ async def test_under_a_damaged_origin_nothing_changes(tmp_path: Path) -> None:
             await store.refuses(tokens)
 
 
-@pytest.mark.parametrize("window", [0, 1, 3])
-async def test_a_damaged_ancestor_cuts_the_match_and_refuses_what_goes_through_it(tmp_path: Path, window: int) -> None:
+@pytest.mark.parametrize("windows", [(0,), (1,), (3,), (0, 1, 2, 3), (1, 3)])
+async def test_a_damaged_ancestor_cuts_the_match_and_is_healed_by_the_next_insert(
+    tmp_path: Path, windows: tuple[int, ...]
+) -> None:
+    """What it held is known, since block IDs are chained; who held it is lost."""
+    held = {"a": 64 * windows[0]} if windows[0] else {}
     async with opened(tmp_path) as store:
         await store.insert(LONG)
-        await store.spoil(window)
-        assert await store.holders(LONG) == ({"a": 64 * window} if window else {})
+        for window in windows:
+            await store.spoil(window)
+        assert await store.holders(LONG) == held
+        assert await store.insert(LONG, B) == 0
+        assert await store.holders(LONG) == {"b": 300, **held}
+        await store.index.validate()
+        assert await store.index.remove(store.namespace, chained_block_ids(LONG), worker=A)
+        assert await store.holders(LONG) == {"b": 300}
+        await store.index.snapshot()
+    async with opened(tmp_path) as store:
+        assert await store.holders(LONG) == {"b": 300}
+        await store.index.validate()
+
+
+async def test_a_removal_heals_too(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        await store.insert(LONG)
+        await store.insert(LONG, B)
+        await store.spoil(1)
+        assert await store.index.remove(store.namespace, chained_block_ids(LONG), worker=A)
+        assert await store.holders(LONG) == {"b": 64}
+        await store.insert(LONG, B)
+        assert await store.holders(LONG) == {"b": 300}
+        await store.index.validate()
+
+
+async def test_a_damaged_last_segment_refuses_what_goes_through_it(tmp_path: Path) -> None:
+    """Nothing behind it tells what it held: to store that again might give blocks two homes."""
+    async with opened(tmp_path) as store:
+        await store.insert(LONG)
+        await store.spoil(4)
+        assert await store.holders(LONG) == {"a": 256}
         await store.refuses(LONG)
 
 

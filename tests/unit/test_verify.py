@@ -24,6 +24,9 @@ from sarp_cluster.testing.segments import make_batch
 from sarp_cluster.types import HashProfile, NamespaceSpec, Worker
 from shard.index import Index
 
+CLOSING_BYTES: Final = 40
+"""Of the group with which closing vouches for the one before."""
+
 
 async def make_store(
     directory: Path, *, log_file_bytes: int = 1 << 20, segment_blocks: int = 64, durable: bool = True
@@ -85,7 +88,7 @@ def test_damage_is_named_by_file_and_offset(tmp_path: Path, capsys: pytest.Captu
 def test_a_torn_tail_is_named_and_harmless(tmp_path: Path) -> None:
     asyncio.run(make_store(tmp_path / "s"))
     path = tmp_path / "s" / log_file_name(1)
-    data = path.read_bytes()
+    data = path.read_bytes()[:-CLOSING_BYTES]
     *_, begin, last = groups_end(data, 1)
     for length in (begin + 10, offsets(data, 1)[-1], last - 1):
         path.write_bytes(data[:length])
@@ -117,6 +120,9 @@ def test_what_is_behind_a_torn_tail_is_no_part_of_the_store(tmp_path: Path) -> N
     """Files reached the disk out of order: segments behind the gap name others that are not there. All of it goes."""
     asyncio.run(make_store(tmp_path / "s", log_file_bytes=4_096, segment_blocks=8, durable=False))
     (tmp_path / "s" / log_file_name(2)).unlink()
+    assert not verify(tmp_path / "s").clean  # it was closed, and all was durable
+    last = max((tmp_path / "s").glob("log-*"))
+    last.write_bytes(last.read_bytes()[:-CLOSING_BYTES])
     found = verify(tmp_path / "s")
     assert found.clean
     assert [finding.harmless for finding in found.findings] == [True]

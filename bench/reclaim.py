@@ -5,7 +5,8 @@
 
 A trace is replayed again and again. Each round its sessions belong to other workers: what a worker of the round before
 held is removed as the next one inserts it. So nearly all that is written replaces something, as in caches that evict.
-Matches run all the time. Once without reclaiming, for comparison, and once with it; the stores must answer alike.
+Matches run all the time. Once without reclaiming, for comparison, and once with it; the stores must answer alike. The
+sample is small, so log files and the log between two snapshots are 1 MiB, in proportion.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def main() -> None:
     )
     answers = []
     for name, ratio in (("off", None), ("on", IndexConfig().reclaim_ratio)):
-        config = IndexConfig(log_file_bytes=LOG_FILE_BYTES, reclaim_ratio=ratio)
+        config = IndexConfig(log_file_bytes=LOG_FILE_BYTES, snapshot_log_bytes=LOG_FILE_BYTES, reclaim_ratio=ratio)
         done = asyncio.run(run(requests, trace.block_tokens, options.rounds, config))
         statistics = done.statistics
         changes = len(requests) * (2 * options.rounds - 1)

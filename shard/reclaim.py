@@ -32,9 +32,10 @@ RECORDS_A_STEP: Final = 256
 LOOKS_A_FILE: Final = 16
 """While there is nothing to reclaim, it is looked again whenever this part of a log file was appended."""
 
-FOLLOW: Final = frozenset({6, 7, 8, 9})
-"""Types of records that nothing is lost of with their file: headers, groups, what changed in the routing directory (the
-file lies before the oldest snapshot), reclaimed files (a header that was written later does not name them)."""
+NAMED: Final = frozenset({RecordType.NAMESPACE, RecordType.WORKER, RecordType.WORKER_MARK})
+"""Types of records that are put again where they are in force. Nothing is lost with the others: headers, groups, what
+changed in the routing directory (the file lies before the oldest snapshot), reclaimed files (a header that was written
+later does not name them)."""
 
 
 @dataclass
@@ -189,11 +190,10 @@ class Reclaim:
         self._pace.spend(found.end - victim.looked_through)
         victim.slots.extend(live_slots(self._state.table, found.segments))
         for kind, number in found.others:
-            if kind in FOLLOW:
-                continue
-            if kind not in (RecordType.NAMESPACE, RecordType.WORKER, RecordType.WORKER_MARK):
+            if kind in NAMED:
+                victim.others[kind, number] = None
+            elif kind != RecordType.RECLAIMED:
                 raise InvariantViolationError(f"a record of type {kind} in log file {victim.number}")
-            victim.others[kind, number] = None
         if found.damaged and not victim.damaged:
             # What stood there may have been a namespace's or worker's.
             victim.damaged = True

@@ -11,7 +11,7 @@ class FileScan(NamedTuple):
     segments: bytes
     """Records of segments, for `live_slots`."""
     others: list[tuple[int, int]]
-    """Of each other record, its type and the number that its payload begins with."""
+    """(type, the number that the payload begins with) of the other records, each once: not headers, groups, routing."""
     end: int
     """Offset at which the next stretch begins."""
     damaged: bool

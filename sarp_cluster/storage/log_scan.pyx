@@ -13,7 +13,16 @@ from sarp_cluster.core.posting_tree cimport FIRST_SLOT
 from sarp_cluster.core.segment cimport DAMAGED, SegmentBatch, pack_place, place_file
 from sarp_cluster.core.segment_row cimport SegmentRow
 from sarp_cluster.core.segment_table cimport SegmentTable
-from sarp_cluster.storage.record cimport DELTA_RECORD, FRAME_BYTES, IMAGE_RECORD, Frame, check_frame
+from sarp_cluster.storage.record cimport (
+    DELTA_RECORD,
+    FILE_HEADER_RECORD,
+    FRAME_BYTES,
+    GROUP_RECORD,
+    IMAGE_RECORD,
+    ROUTING_RECORD,
+    Frame,
+    check_frame,
+)
 
 from typing import NamedTuple
 
@@ -77,7 +86,7 @@ def scan(const uint8_t[::1] data, uint32_t file, uint64_t begin, bint last):
                     found[count].place = pack_place(file, begin + offset, <uint32_t>size)
                     found[count].kind = frame.kind
                     count += 1
-                else:
+                elif frame.kind != GROUP_RECORD and frame.kind != ROUTING_RECORD and frame.kind != FILE_HEADER_RECORD:
                     if other_count == other_capacity:
                         other_capacity = max(64, 2 * other_capacity)
                         memory = realloc(others, other_capacity * sizeof(Found))
@@ -96,7 +105,7 @@ def scan(const uint8_t[::1] data, uint32_t file, uint64_t begin, bint last):
             offset = length
         return FileScan(
             segments=(<const char*>found)[:count * sizeof(Found)] if count else b"",
-            others=[(others[i].kind, others[i].number) for i in range(other_count)],
+            others=list({(others[i].kind, others[i].number): None for i in range(other_count)}),
             end=begin + offset,
             damaged=damaged,
         )

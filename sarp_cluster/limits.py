@@ -98,6 +98,15 @@ LOAD_A_STEP: Final = 16
 WARM_PAUSE_MS: Final = 4
 """Pause between two steps of the warmer: at full speed it would keep the disk from those who wait for it."""
 
+SCRUB_SEGMENTS_A_SECOND: Final = 10_000
+"""How fast the scrub reads: some 6 MB a second of full segments, and a round of 1e9 blocks in half an hour."""
+
+SCRUB_ROWS_A_STEP: Final = 8_192
+"""Rows of the segment table that one step of the scrub looks through."""
+
+SCRUB_PAUSE_S: Final = 24 * 3_600
+"""Seconds from the end of one round of the scrub to the next."""
+
 FULL_RETRY_MS: Final = 500
 """How often work that found the disk full looks whether there is space again."""
 

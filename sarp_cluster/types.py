@@ -198,6 +198,12 @@ class IndexStatistics:
     """Their bytes."""
     rewritten_bytes: int = 0
     """Bytes that were written anew for that."""
+    unloaded_chunks: int = 0
+    """Chunks and pages of the snapshot that was opened which are not in memory yet."""
+    damaged_segments: int = 0
+    """Times that a segment which was read did not verify."""
+    scrubbed_segments: int = 0
+    """Segments that the scrub has read."""
     blocked_files: int = 0
     """Log files that cannot be reclaimed, because a segment in them cannot be read."""
 

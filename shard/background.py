@@ -18,6 +18,7 @@ from sarp_cluster.storage.log import LogStore
 from shard.namespaces import NamespaceRegistry
 from shard.reclaim import Reclaim
 from shard.rewriting import rewrite
+from shard.scrub import Scrub
 from shard.state import IndexState
 
 FOLD_ROWS_A_STEP: Final = 8_192
@@ -38,6 +39,7 @@ class Background:
             self.reclaim = Reclaim(state, namespaces, state.store, ratio_max=state.config.reclaim_ratio)
         self._queue: deque[Backfill] = deque()
         self._since_reclaim = 0
+        self.scrub = Scrub(state)
         self._fold_hand = 0
         self._round_folded = True  # the first round may begin anywhere
         self._unfoldable_at = -1
@@ -67,7 +69,8 @@ class Background:
 
     def wait_s(self, now: float) -> float | None:
         """Seconds until something is due that waits for its time, after all else was done; None: there is nothing."""
-        return None if self.reclaim is None else self.reclaim.wait_s(now)
+        waits = [self.scrub.wait_s(now), None if self.reclaim is None else self.reclaim.wait_s(now)]
+        return min((wait for wait in waits if wait is not None), default=None)
 
     def _fold_due(self) -> bool:
         table, store = self._state.table, self._state.store
@@ -107,7 +110,7 @@ class Background:
         elif self.reclaim is not None and ready:
             return await self.reclaim.step()
         else:
-            return False
+            return now is not None and self.scrub.wait_s(now) == 0 and await self.scrub.step(now)
         return True
 
     async def _backfill_step(self) -> None:
@@ -137,8 +140,8 @@ class Background:
     async def _fold_step(self) -> None:
         """Write whole images of some segments whose image and delta are apart."""
         state = self._state
-        slots, self._fold_hand = state.table.slots_with_delta(
-            self._fold_hand, FOLD_ROWS_A_STEP, limits.BACKFILL_SEGMENTS_A_STEP
+        slots, self._fold_hand = state.table.slots_from(
+            self._fold_hand, FOLD_ROWS_A_STEP, limits.BACKFILL_SEGMENTS_A_STEP, with_delta=True
         )
         if slots:
             await state.store.room()

@@ -324,6 +324,9 @@ class Index:
             reclaimed_files=reclaim.files_reclaimed if reclaim else 0,
             reclaimed_bytes=reclaim.bytes_reclaimed if reclaim else 0,
             rewritten_bytes=reclaim.bytes_rewritten if reclaim else 0,
+            unloaded_chunks=self.state.loader.unloaded,
+            damaged_segments=store.damaged,
+            scrubbed_segments=self.background.scrub.segments_read,
             blocked_files=reclaim.files_blocked if reclaim else 0,
         )
 

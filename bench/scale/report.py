@@ -66,14 +66,19 @@ def _cell(rows: Sequence[Row], cold: list[Row], size: float) -> str:
     """Cold and warm at a size; at the goal what was measured last, in proportion, where it was not measured."""
     for row in cold:
         if _near(row, size):
-            mark = "?" if row["cache"].endswith("?") else ""
-            warm = _warm(rows, row)
-            return f"{_seconds(row['open_s'])}{mark} / {_seconds(warm['open_s']) if warm else '-'}"
+            return _pair(rows, row, 1)
     if size < GOAL:
         return ""
     largest = cold[-1]
-    scaled = largest["open_s"] * size / largest["blocks"]
-    return f"≈ {_seconds(scaled)} (scaled from {largest['blocks']:.1g})".replace("e+0", "e")
+    scaled = _pair(rows, largest, size / largest["blocks"])
+    return f"≈ {scaled} (scaled from {largest['blocks']:.0e})".replace("e+0", "e")
+
+
+def _pair(rows: Sequence[Row], cold: Row, factor: float) -> str:
+    """Cold and warm, times a factor."""
+    mark = "?" if cold["cache"].endswith("?") else ""
+    warm = _warm(rows, cold)
+    return f"{_seconds(factor * cold['open_s'])}{mark} / {_seconds(factor * warm['open_s']) if warm else '-'}"
 
 
 def _warm(rows: Sequence[Row], cold: Row) -> Row | None:

@@ -419,13 +419,14 @@ cdef class SegmentTable:
             raise InvariantViolationError(f"page {(slot - FIRST_SLOT) // PAGE_ROWS} of the segment table is not loaded")
         return 0
 
-    def slots_with_delta(self, uint32_t begin, uint32_t rows, int limit):
-        """Up to `limit` slots whose segment has a delta, among `rows` loaded rows from `begin` on; the slot to go on from."""
+    def slots_from(self, uint32_t begin, uint32_t rows, int limit, bint with_delta=False):
+        """Up to `limit` slots of segments, or of those with a delta, among `rows` loaded rows from `begin` on; the slot to
+        go on from, 0: the end."""
         cdef uint32_t slot = max(begin, <uint32_t>FIRST_SLOT)
         cdef uint32_t end = min(<uint64_t>slot + rows, self.next_slot)
         found = []
         while slot < end and len(found) < limit:
-            if self.loaded(slot) and self.row(slot).delta and self.row(slot).count:
+            if self.loaded(slot) and self.row(slot).count and (self.row(slot).delta or not with_delta):
                 found.append(slot)
             slot += 1
         return found, slot if slot < self.next_slot else 0

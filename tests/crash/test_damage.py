@@ -33,6 +33,7 @@ from tests.crash.damage import (
 from tests.crash.test_bite import checksum_skipped
 from tests.golden.store_directory import CONFIG
 
+SHARES = 8
 SAMPLED = 8
 """Damages of one kind that are tried in one file on each run."""
 
@@ -88,11 +89,17 @@ def test_some_bytes_flipped(several: Original, tmp_path: Path) -> None:
     assert found[REFUSED]
 
 
+def part(damages: Iterable[Damage], share: int) -> Iterator[Damage]:
+    """Of the shares into which many are divided, so that they can run in parallel."""
+    return islice(damages, share, None, SHARES)
+
+
 @pytest.mark.chaos
 @pytest.mark.timeout(3_600)
-def test_every_byte_flipped(several: Original, tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", range(SHARES))
+def test_every_byte_flipped(several: Original, tmp_path: Path, share: int) -> None:
     damages = chain.from_iterable(flips(path) for path in several.files())
-    found = outcomes(several, damages, tmp_path)
+    found = outcomes(several, part(damages, share), tmp_path)
     assert found[REFUSED] > found[SHORTER] > 0
 
 
@@ -112,11 +119,11 @@ def test_the_last_record_cut_off(several: Original, tmp_path: Path) -> None:
 
 @pytest.mark.chaos
 @pytest.mark.timeout(3_600)
-def test_every_truncation(several: Original, tmp_path: Path) -> None:
+def test_every_truncation_of_the_last_two_records(several: Original, tmp_path: Path) -> None:
     for path, cut in all_truncations(several):
         last_two = records(path)[-2:]
         length = last_two[-1][1] - last_two[0][0] if last_two else path.stat().st_size
-        damages = [*islice(cut, length), *sampled(cut, 200)]
+        damages = [*islice(cut, length), *sampled(cut, 100)]
         outcomes(several, damages, tmp_path)
 
 
@@ -146,9 +153,10 @@ def test_some_records_swapped(several: Original, single: Original, tmp_path: Pat
 
 @pytest.mark.chaos
 @pytest.mark.timeout(3_600)
-def test_all_records_swapped(several: Original, tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", range(SHARES))
+def test_all_records_swapped(several: Original, tmp_path: Path, share: int) -> None:
     damages = chain.from_iterable(record_swaps(path) for path in several.files())
-    outcomes(several, damages, tmp_path)
+    outcomes(several, part(damages, share), tmp_path)
 
 
 # --- snapshots: the log has the same, and more ------------------------------------------------------------------------
@@ -179,17 +187,18 @@ def test_damage_to_the_log_behind_a_snapshot(snapshots: Original, tmp_path: Path
 
 @pytest.mark.chaos
 @pytest.mark.timeout(3_600)
-def test_every_byte_of_snapshots_flipped(snapshots: Original, tmp_path: Path) -> None:
-    for path in of_snapshots(snapshots):
-        damages = list(flips(path))
-        assert outcomes(snapshots, damages, tmp_path) == {SAME: len(damages)}
+@pytest.mark.parametrize("share", range(SHARES))
+def test_every_byte_of_snapshots_flipped(snapshots: Original, tmp_path: Path, share: int) -> None:
+    damages = list(part(chain.from_iterable(flips(path) for path in of_snapshots(snapshots)), share))
+    assert outcomes(snapshots, damages, tmp_path) == {SAME: len(damages)}
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(3_600)
-def test_every_byte_of_the_log_behind_a_snapshot_flipped(snapshots: Original, tmp_path: Path) -> None:
-    for path in snapshots.logs():
-        outcomes(snapshots, flips(path), tmp_path)
+@pytest.mark.parametrize("share", range(SHARES))
+def test_every_byte_of_the_log_behind_a_snapshot_flipped(snapshots: Original, tmp_path: Path, share: int) -> None:
+    damages = chain.from_iterable(flips(path) for path in snapshots.logs())
+    outcomes(snapshots, part(damages, share), tmp_path)
 
 
 def test_a_checksum_that_is_skipped_would_be_found(

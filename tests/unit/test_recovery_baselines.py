@@ -83,7 +83,8 @@ def test_the_table_marks_what_was_scaled_and_what_was_not_cold() -> None:
     lines = table(ROWS).splitlines()
     assert lines[2:] == [
         "| trace | SARP | 3.00 | 4.0 | 0.0 |  |  | 0.500 / 0.250 | 2.00 / - | 1.00 |  |",
-        "| trace | other | 3.00 | 4.0 | 0.1 |  | 1.00 / - | 25.0? / - | ≈ 250 (scaled from 1e8) | 1.00 | 50 at 1e8 |",
+        "| trace | other | 3.00 | 4.0 | 0.1 |  | 1.00 / - | 25.0? / - | ≈ 250? / - (scaled from 1e8) | 1.00 | "
+        "50 at 1e8 |",
     ]
 
 

@@ -55,7 +55,7 @@ def test_a_new_table_is_empty() -> None:
     assert (table.segments, table.blocks, table.block_entries, table.deltas) == (0, 0, 0, 0)
     assert table.slots_end == FIRST_SLOT
     assert table.describe(FIRST_SLOT) is None
-    assert table.slots_with_delta(0, 100, 10) == ([], 0)
+    assert table.slots_from(0, 100, 10, with_delta=True) == ([], 0)
     table.validate(SIZE)
 
 
@@ -161,12 +161,12 @@ def test_slots_with_delta_are_found_in_bounded_steps() -> None:
     for rows, limit in ((100, 1_000), (5_000, 13), (1, 1), (2**32 - 1, 10_000)):
         found, hand, steps = [], 0, 0
         while steps == 0 or hand:
-            slots, hand = table.slots_with_delta(hand, rows, limit)
+            slots, hand = table.slots_from(hand, rows, limit, with_delta=True)
             assert len(slots) <= limit
             found += slots
             steps += 1
         assert found == wanted
-    assert table.slots_with_delta(2**32 - 1, 100, 100) == ([], 0)
+    assert table.slots_from(2**32 - 1, 100, 100, with_delta=True) == ([], 0)
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def test_what_needs_every_page_says_so() -> None:
         table.describe(first_slot(2))
     with pytest.raises(InvariantViolationError, match="page 0"):
         list(table.slots_in_use(10))
-    assert table.slots_with_delta(0, 10_000, 10) == ([], 0)
+    assert table.slots_from(0, 10_000, 10, with_delta=True) == ([], 0)
     table.validate_lists()
     assert table.missed_count == 0
 

@@ -91,6 +91,8 @@ class LogStore:
         self._timer: asyncio.TimerHandle | None = None
         self._writes: set[asyncio.Task[None]] = set()
         self._unsynced: set[int] = set()
+        self._new_names = False
+        """Is the name of a log file not durable yet?"""
         self._removals: dict[int, asyncio.Task[None]] = {}
         self._closed = False
         self._told = False
@@ -342,6 +344,7 @@ class LogStore:
             for number, offset, data in sealed:
                 if number not in self._descriptors:
                     self._descriptors[number] = self._file_system.create(self._directory / log_file_name(number))
+                    self._new_names = True
                 self._unsynced.add(number)
                 self._file_system.write(self._descriptors[number], data, offset)
         except OSError as error:
@@ -351,7 +354,9 @@ class LogStore:
         if sync and self._unsynced:
             for number in self._unsynced:
                 self._file_system.sync(self._descriptors[number])
-            self._file_system.sync_directory(self._directory)  # the names of new files
+            if self._new_names:
+                self._file_system.sync_directory(self._directory)
+                self._new_names = False
             self._unsynced.clear()
         return {number: self._descriptors[number] for number, _, _ in sealed}, self.space.look_for_free_bytes()
 

@@ -332,6 +332,24 @@ async def test_the_tail_behind_any_moment_gives_the_table_of_all_that_was_insert
     await index.close()
 
 
+async def test_a_snapshot_under_way_keeps_the_log_behind_it(tmp_path: Path) -> None:
+    """Its file could be reclaimed before it is published: then it would name a file that is gone."""
+    world = World()
+    index = await open_index(tmp_path / "s")
+    await world.insert(index, 20)
+    store = cast("LogStore", index.state.store)
+    assert store.space.oldest_needed_file is None
+    file = store.position[0]
+    snapshot = asyncio.create_task(index.snapshot())
+    while store.space.oldest_needed_file is None:
+        await asyncio.sleep(0)
+    assert (store.space.oldest_needed_file, index.snapshots.newest) == (file, None)
+    await snapshot
+    assert index.snapshots.newest is not None
+    assert index.snapshots.newest.log_file == file
+    await index.close()
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 

@@ -501,7 +501,8 @@ async def assert_refuses_everything(store: LogStore) -> None:
 @pytest.mark.parametrize("call", ["pwrite", "fdatasync", "fsync"])
 def test_a_failed_call_is_told_and_ends_all_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     async def test() -> None:
-        async with opened(tmp_path) as store:
+        # Each segment begins a file, whose name has to be made durable too.
+        async with opened(tmp_path, file_bytes_max=64) as store:
             placed = put(store, segment(256))
             await store.sync()
             placed_later = put(store, segment(257))

@@ -93,7 +93,8 @@ class Snapshots:
         self._next_number = found.next_number
         self._taken_at = -log_bytes
         if self._kept:
-            self._state.store.keep_from(self._kept[-1].log_file)
+            # Of the one before nobody knows yet where its log begins; it goes with the next that is published.
+            self._state.store.keep_from(0 if found.older else self._kept[-1].log_file)
         self._choose_merge()
 
     async def refuse(self, error: SnapshotDamagedError) -> None:

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from sarp_cluster.core.segment_table import SegmentTable
 from sarp_cluster.errors import BadRequestError, CorruptRecordError, StorageError
 from sarp_cluster.storage.file_system import DISK, FileSystem
@@ -303,7 +305,8 @@ class _Recovery:
             live = live_bytes(table)
         else:
             table.finish_replay()
-            replaced = sum((place >> 32 & 0xFFFF) << 3 for place in table.take_replaced())
+            places = np.asarray(table.take_replaced(), np.uint64)
+            replaced = int((places >> np.uint64(32) & np.uint64(0xFFFF)).sum()) << 3
             live = start.live_bytes + replay.segment_bytes - replaced
         try:
             namespaces, workers = replay_registry(

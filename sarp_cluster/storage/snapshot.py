@@ -31,11 +31,13 @@ class FoundSnapshots(NamedTuple):
     """What the manifests of a store are worth."""
 
     usable: list[Snapshot]
-    """Newest first."""
+    """The newest that can be used, or none."""
     refused: list[str]
     """Why the others cannot be used, for people."""
     next_number: int
     """For the next run or manifest: none that was used before."""
+    older: bool = False
+    """Is there one before the usable one, which was not looked at?"""
 
 
 class RecoveredStore(NamedTuple):
@@ -82,11 +84,18 @@ def recover_newest(
 
 
 def find_snapshots(file_system: FileSystem, directory: Path, layout: str) -> FoundSnapshots:
-    """Look at all manifests. Waits for the disk. Raises StorageError for a manifest of a newer format."""
+    """Look at the manifests, newest first, until one can be used. Waits for the disk.
+
+    Raises StorageError for a manifest of a newer format.
+    """
     usable: list[Snapshot] = []
     refused: list[str] = []
     manifests = manifest_files(file_system, directory)
+    older = False
     for number, path in manifests.items():
+        if usable:
+            older = True  # it is looked at when this one turns out to be damaged
+            break
         try:
             manifest = decode(file_system.read(path), number, path)
             if manifest.layout != layout:
@@ -98,4 +107,4 @@ def find_snapshots(file_system: FileSystem, directory: Path, layout: str) -> Fou
             continue
         usable.append(Snapshot(manifest, files))
     numbers = snapshot_numbers(file_system, directory)
-    return FoundSnapshots(usable, refused, 1 + max(numbers, default=0))
+    return FoundSnapshots(usable, refused, 1 + max(numbers, default=0), older)

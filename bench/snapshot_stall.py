@@ -48,6 +48,7 @@ async def fill(index: Index, namespace: IndexNamespace, blocks: int, requests: I
     with tqdm(total=blocks, unit="block", unit_scale=True, desc="fill") as bar:
         for count, request in enumerate(requests):
             await insert(index, namespace, request)
+            await asyncio.sleep(0)  # as a server's loop does, so that back-fills run
             if count % 64 == 0:
                 kept.append(request.ids)
                 now = index.state.table.blocks
@@ -134,7 +135,7 @@ async def run(arguments: argparse.Namespace, directory: Path) -> None:
     """Fill, then measure."""
     index = await Index.open(directory / "store")
     namespace = index.create_namespace(NamespaceSpec(model="m", hash_profile=HashProfile.OPAQUE))
-    conversations = int(1.5 * arguments.blocks / BLOCKS_A_CONVERSATION)
+    conversations = int(2 * arguments.blocks / BLOCKS_A_CONVERSATION) + 10_000
     requests = synthetic(replace(CHAT, conversations=conversations, open_conversations=512))
     begin = perf_counter()
     contexts = await fill(index, namespace, int(arguments.blocks), requests)

@@ -33,8 +33,8 @@ from sarp_cluster.storage.snapshot import FoundSnapshots
 from shard.namespaces import NamespaceRegistry
 from shard.state import IndexState
 
-ROWS_A_PIECE: Final = 1 << 18
-"""Slots that a merge of rows looks at at once."""
+ROWS_A_PIECE: Final = 1 << 14
+"""Slots that a merge of rows looks at at once: what it does with the interpreter's lock, matches wait for."""
 
 
 class Frozen(NamedTuple):

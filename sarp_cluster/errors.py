@@ -6,7 +6,22 @@ SarpError
 │   ├── TooLargeError          a field is over its bound in `limits`
 │   ├── UnknownNamespaceError  the namespace was never created
 │   ├── UnknownPrefixError     an insert from an offset whose prefix is not in the index: send it from position 0
-│   └── StaleGenerationError   the worker's generation is older than the one known
+│   ├── StaleGenerationError   the worker's generation is older than the one known
+│   ├── UnauthenticatedError   no credential, or one that is not known
+│   ├── ForbiddenError         the credential has not the scope, the tenant or the worker
+│   ├── UnknownWorkerError     the worker was never registered
+│   ├── ExistsError            something else has that name already
+│   └── WrongShardError        the shard does not own the sequence: fetch the slot map, ask its owner
+├── UnavailableError           this node cannot do it now, another or later can: nothing was applied
+│   ├── RecoveringError        the shard has not caught up yet
+│   ├── NoLeaseError           the shard may not acknowledge changes now
+│   ├── DrainingError          the node is about to end
+│   ├── OverloadedError        too much is waiting already
+│   └── NotLeaderError         another coordinator leads
+├── OutcomeError               a change that was sent and not answered in time: it may have been applied
+├── ConnectionLostError        the peer is not there, or does not speak as it should
+├── EpochConflictError         two slot maps of the same number, or not the one expected
+├── MembershipError            the records of the coordinators cannot be read or written
 ├── ConflictError              the index changed each time an insert was about to commit: try again
 ├── StorageError               the segment store
 │   ├── StoreFullError         no space: nothing new is taken until there is some again, matches go on
@@ -60,6 +75,110 @@ class StaleGenerationError(RequestError):
     """The worker's generation is older than the one known: its cache was cleared since."""
 
     code = "stale_generation"
+
+
+class UnauthenticatedError(RequestError):
+    """No credential, or one that is not known."""
+
+    code = "unauthenticated"
+
+
+class ForbiddenError(RequestError):
+    """The credential has not the scope, the tenant or the worker."""
+
+    code = "forbidden"
+
+
+class UnknownWorkerError(RequestError, LookupError):
+    """The worker was never registered, or was deregistered."""
+
+    code = "unknown_worker"
+
+
+class ExistsError(RequestError):
+    """Something else has that name already."""
+
+    code = "exists"
+
+
+class WrongShardError(RequestError):
+    """The shard does not own the sequence, or not all of it, under its slot map, whose epoch is `epoch`."""
+
+    code = "wrong_shard"
+
+    def __init__(self, message: str, *, epoch: int, number: int = 0) -> None:
+        super().__init__(message, field="block_ids")
+        self.epoch = epoch
+        self.number = number
+
+
+class UnavailableError(SarpError):
+    """This node cannot do it now: another one can, or this one later. Nothing was applied."""
+
+    code = "unavailable"
+
+    def __init__(self, message: str, *, retry_after_ms: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
+
+
+class RecoveringError(UnavailableError):
+    """The shard has not caught up yet."""
+
+    code = "recovering"
+
+
+class NoLeaseError(UnavailableError):
+    """The shard may not acknowledge changes now."""
+
+    code = "no_lease"
+
+
+class DrainingError(UnavailableError):
+    """The node is about to end."""
+
+    code = "draining"
+
+
+class OverloadedError(UnavailableError):
+    """Too much is waiting already."""
+
+    code = "overloaded"
+
+
+class NotLeaderError(UnavailableError):
+    """Another coordinator leads."""
+
+    code = "not_leader"
+
+
+class OutcomeError(SarpError):
+    """A change that was sent and not answered in time: `outcome` says what is known of it."""
+
+    code = "timeout"
+
+    def __init__(self, message: str, *, outcome: str, retry_after_ms: int | None = None) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+        self.retry_after_ms = retry_after_ms
+
+
+class ConnectionLostError(SarpError):
+    """The peer is not there, or does not speak as it should."""
+
+    code = "connection_lost"
+
+
+class EpochConflictError(SarpError):
+    """Two slot maps of the same number, or not the one that was expected."""
+
+    code = "epoch_conflict"
+
+
+class MembershipError(SarpError):
+    """The records of the coordinators cannot be read or written."""
+
+    code = "membership"
 
 
 class ConflictError(SarpError):

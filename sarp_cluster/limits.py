@@ -118,3 +118,93 @@ WORKERS_COPIED_A_STEP: Final = 1_024
 
 SNAPSHOT_LOG_BYTES_MAX: Final = 2**30
 """Bytes of the log from one snapshot to the next, at most: a restart replays them."""
+
+# --- the cluster ------------------------------------------------------------------------------------------------------
+
+SHARDS_MAX: Final = 1_024
+"""Shards of one cluster; there are 4,096 slots."""
+
+SPLITS_MAX: Final = 65_536
+"""Entries of the split table: each is a hot prefix."""
+
+LEASE_MS: Final = 60_000
+"""For how long a shard may acknowledge changes after it was last heard by a coordinator."""
+
+LEASE_MARGIN_MS: Final = 5_000
+"""Left of a lease when the shard stops acknowledging: longer than any pause within one acknowledgement that is
+tolerated, and than clocks drift apart within a lease."""
+
+LEADER_LEASE_MS: Final = 10_000
+"""For how long a coordinator leads after it last said so."""
+
+MEMBERSHIP_TIMEOUT_MS: Final = 2_000
+"""A call of the membership backend that takes longer has failed."""
+
+HEARTBEAT_MS: Final = 1_000
+"""From one heartbeat of a shard or router to the next."""
+
+PROBE_MS: Final = 1_000
+"""From one probe of a shard to the next; one that is not answered within that time has failed."""
+
+PROBES_FAILED_MAX: Final = 3
+"""Failed probes in a row after which a suspect shard is down."""
+
+MATCH_DEADLINE_MS: Final = 50
+"""Deadline of a match that names none."""
+
+INSERT_DEADLINE_MS: Final = 2_000
+"""Deadline of a change that names none."""
+
+DEADLINE_MS_MAX: Final = 600_000
+"""Longest deadline that may be asked for."""
+
+BATCH_ITEMS_MAX: Final = 256
+"""Items of one batch."""
+
+BODY_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Bytes of a request's body: 131,072 blocks as token IDs take 8 MiB."""
+
+BATCH_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Bytes of the body of a batch, and of a frame."""
+
+HEADER_BYTES_MAX: Final = 8_190
+"""Bytes of one header line of an HTTP request, and of the request line."""
+
+CONNECTIONS_MAX: Final = 4_096
+"""Connections that one node serves at once on each wire; more are closed at once."""
+
+REQUESTS_A_CONNECTION_MAX: Final = 1_024
+"""Requests in flight on one stream; the node reads no further until some are answered."""
+
+SEND_BUFFER_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Answers waiting for a peer that does not read; one with more is dropped."""
+
+HEADER_TIMEOUT_MS: Final = 10_000
+"""A connection that has not sent a whole request head, or hello, by then is closed."""
+
+BODY_TIMEOUT_MS: Final = 30_000
+"""A request's body, or a frame, that has not come by then is given up with its connection."""
+
+IDLE_TIMEOUT_MS: Final = 75_000
+"""A connection of the HTTP wire on which nothing happened for so long is closed."""
+
+STREAM_IDLE_TIMEOUT_MS: Final = 300_000
+"""The same for the stream, whose clients send a ping when they have nothing else to say."""
+
+CONNECT_TIMEOUT_MS: Final = 1_000
+"""A connection to another node that is not made by then has failed."""
+
+RECONNECT_MS_MAX: Final = 500
+"""Longest pause before a lost connection to another node is tried again."""
+
+WORKERS_LISTED_MAX: Final = 65_536
+"""Workers that a request may name, or a list has."""
+
+EVENTS_KEPT: Final = 4_096
+"""Events of the timeline that a coordinator remembers."""
+
+CREDENTIALS_MAX: Final = 65_536
+"""Credentials of one file."""
+
+CHANGE_TIMEOUT_MS: Final = 5_000
+"""How long the coordinator waits for each shard to have a change durably, before it names it as missing."""

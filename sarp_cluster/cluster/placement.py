@@ -1,0 +1,44 @@
+"""Where a sequence belongs: its stretches, their slots, their owners (design §7).
+
+A key is an *internal* block ID, so that tenants see nothing of one another's hot prefixes.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from sarp_cluster.cluster.slot_map import SLOTS, SlotMap
+from sarp_cluster.core.block_id import NamespaceKey, xxh3
+
+ID_BYTES: Final = 8
+
+
+class Stretch(NamedTuple):
+    """Positions [start, end) of a sequence, which one shard owns."""
+
+    start: int
+    end: int
+    key: int
+    """Internal ID of the block at `start`."""
+    slot: int
+    shard: str
+
+
+def slot_of(key: int) -> int:
+    """The slot of a placement key."""
+    return xxh3(key.to_bytes(ID_BYTES, "little")) % SLOTS
+
+
+def stretches(block_ids: bytes, key: NamespaceKey, slot_map: SlotMap) -> list[Stretch]:
+    """The stretches of a whole sequence, given as packed wire IDs from position 0; none for an empty one."""
+    end = len(block_ids) // ID_BYTES
+    found: list[Stretch] = []
+    start = 0
+    while start < end:
+        first = int.from_bytes(key.internal_ids(block_ids[start * ID_BYTES : (start + 1) * ID_BYTES]), "little")
+        cut = slot_map.splits.get(first, end)
+        cut = cut if start < cut < end else end
+        slot = slot_of(first)
+        found.append(Stretch(start, cut, first, slot, slot_map.owner(slot)))
+        start = cut
+    return found

@@ -1,0 +1,1 @@
+"""What nodes tell about themselves: metrics and the time line."""

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from sarp_cluster import limits
 from sarp_cluster.errors import SarpError
-from sarp_cluster.wire.control import FetchRequest, Hello, HeartbeatReply, View
+from sarp_cluster.wire.control import FetchRequest, HeartbeatReply, Hello, View
 from sarp_cluster.wire.stream_client import Peer
 
 logger: Final = logging.getLogger(__name__)

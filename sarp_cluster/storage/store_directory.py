@@ -45,18 +45,18 @@ def lock(directory: Path, file_system: FileSystem = DISK) -> int:
 
     Raises StorageError when another process has it open.
     """
-    _make(directory, file_system)
+    make(directory, file_system)
     try:
         return file_system.lock(directory / LOCK_NAME)
     except BlockingIOError:
         raise StorageError(f"{directory} is open in another process; one writer a store") from None
 
 
-def _make(directory: Path, file_system: FileSystem) -> None:
+def make(directory: Path, file_system: FileSystem) -> None:
     """Make a directory and those above it, each durable before anything in it is."""
     if file_system.exists(directory):
         return
-    _make(directory.parent, file_system)
+    make(directory.parent, file_system)
     try:
         file_system.make_directory(directory)
     except FileExistsError:

@@ -1,0 +1,1 @@
+"""Tests of what the processes of a cluster agree on, and of the control plane."""

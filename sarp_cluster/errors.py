@@ -155,11 +155,10 @@ class NotLeaderError(UnavailableError):
 class OutcomeError(SarpError):
     """A change that was sent and not answered in time: `outcome` says what is known of it."""
 
-    code = "timeout"
-
-    def __init__(self, message: str, *, outcome: str, retry_after_ms: int | None = None) -> None:
+    def __init__(self, message: str, *, outcome: str, code: str = "timeout", retry_after_ms: int | None = None) -> None:
         super().__init__(message)
         self.outcome = outcome
+        self.code = code
         self.retry_after_ms = retry_after_ms
 
 

@@ -103,9 +103,9 @@ class Index:
 
     # --- what callers do ----------------------------------------------------------------------------------------------
 
-    def create_namespace(self, spec: NamespaceSpec) -> IndexNamespace:
-        """The namespace of `spec`; the same again is the same."""
-        return self.namespaces.create(spec)
+    def create_namespace(self, spec: NamespaceSpec, purges: int = 0) -> IndexNamespace:
+        """The namespace of `spec`; the same again is the same. An empty one after its tenant was purged once more."""
+        return self.namespaces.create(spec, purges)
 
     async def match(
         self,

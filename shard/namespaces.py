@@ -16,13 +16,17 @@ from sarp_cluster.types import HashProfile, NamespaceSpec
 class IndexNamespace:
     """A namespace of an open index; see types.Namespace."""
 
-    __slots__ = ("id", "key", "registry", "spec")
+    __slots__ = ("id", "key", "purges", "registry", "spec")
 
-    def __init__(self, registry: NamespaceRegistry, number: int, spec: NamespaceSpec, key: NamespaceKey) -> None:
+    def __init__(
+        self, registry: NamespaceRegistry, number: int, spec: NamespaceSpec, key: NamespaceKey, purges: int
+    ) -> None:
         self.registry = registry
         self.id = number
         self.spec = spec
         self.key = key
+        self.purges = purges
+        """How often its tenant had been purged when it was made."""
 
     def block_ids(self, token_ids: bytes) -> bytes:
         """Wire IDs (u64 little-endian) of the full blocks of `token_ids` (u32 little-endian), chained."""
@@ -41,19 +45,20 @@ class NamespaceRegistry:
         self._secret = secret
         self._store = store
         self._by_spec: dict[NamespaceSpec, IndexNamespace] = {}
+        """The one that is in use: made after the last purge."""
         self._by_number: dict[int, IndexNamespace] = {}
 
     def __len__(self) -> int:
         return len(self._by_spec)
 
     def __iter__(self) -> Iterator[IndexNamespace]:
-        """All namespaces, by number."""
-        return iter(self._by_spec.values())
+        """All namespaces in use, by number."""
+        return iter(sorted(self._by_spec.values(), key=lambda namespace: namespace.id))
 
-    def create(self, spec: NamespaceSpec) -> IndexNamespace:
-        """The namespace of `spec`, made if it is new."""
+    def create(self, spec: NamespaceSpec, purges: int = 0) -> IndexNamespace:
+        """The namespace of `spec`, made if it is new, or if its tenant was purged more often than it knows."""
         known = self._by_spec.get(spec)
-        if known is not None:
+        if known is not None and known.purges >= purges:
             return known
         for field in ("tenant", "model", "lora", "salt"):
             name = getattr(spec, field)
@@ -69,12 +74,12 @@ class NamespaceRegistry:
             raise BadRequestError(
                 f"hash_profile: {spec.hash_profile!r} is not one of {', '.join(HashProfile)}", field="hash_profile"
             )
-        if len(self._by_spec) >= limits.NAMESPACES_MAX:
+        if len(self._by_number) >= limits.NAMESPACES_MAX:
             raise TooLargeError(f"namespace: the index holds its limit of {limits.NAMESPACES_MAX}", field="namespace")
-        number = len(self._by_spec) + 1
-        key = derive_namespace_key(self._secret, spec)
-        self._store.put_namespace(*_record(number, spec, key))
-        return self._enter(number, spec, key)
+        number = len(self._by_number) + 1
+        key = derive_namespace_key(self._secret, spec, purges)
+        self._store.put_namespace(*_record(number, spec, key, purges))
+        return self._enter(number, spec, key, purges)
 
     def records(self) -> list[NamespaceRecord]:
         """All namespaces as records."""
@@ -82,12 +87,14 @@ class NamespaceRegistry:
 
     def record(self, number: int) -> tuple[int, tuple[str, ...], int, bytes]:
         """What the store is given of a namespace: its number, fields, block size and key check."""
-        spec = self._by_number[number].spec
-        return _record(number, spec, derive_namespace_key(self._secret, spec))
+        namespace = self._by_number[number]
+        key = derive_namespace_key(self._secret, namespace.spec, namespace.purges)
+        return _record(number, namespace.spec, key, namespace.purges)
 
     def restore(self, record: NamespaceRecord) -> None:
         """Enter a namespace that the log has."""
-        tenant, model, lora, salt, profile = record.fields
+        tenant, model, lora, salt, profile, *purged = record.fields
+        purges = int(purged[0]) if purged else 0
         spec = NamespaceSpec(
             tenant=tenant,
             model=model,
@@ -96,14 +103,16 @@ class NamespaceRegistry:
             block_size=record.block_size,
             hash_profile=HashProfile(profile),
         )
-        key = derive_namespace_key(self._secret, spec)
+        key = derive_namespace_key(self._secret, spec, purges)
         if key_check(key) != record.key_check:
             raise BadRequestError("secret: not the one with which this store was made", field="secret")
-        self._enter(record.number, spec, key)
+        self._enter(record.number, spec, key, purges)
 
-    def _enter(self, number: int, spec: NamespaceSpec, key: bytes) -> IndexNamespace:
-        namespace = IndexNamespace(self, number, spec, NamespaceKey(key))
-        self._by_spec[spec] = self._by_number[number] = namespace
+    def _enter(self, number: int, spec: NamespaceSpec, key: bytes, purges: int) -> IndexNamespace:
+        namespace = self._by_number[number] = IndexNamespace(self, number, spec, NamespaceKey(key), purges)
+        known = self._by_spec.get(spec)
+        if known is None or known.purges < purges:
+            self._by_spec[spec] = namespace
         return namespace
 
     def require(self, namespace: object) -> IndexNamespace:
@@ -113,6 +122,8 @@ class NamespaceRegistry:
         raise UnknownNamespaceError("namespace: not one of this index; create it first", field="namespace")
 
 
-def _record(number: int, spec: NamespaceSpec, key: bytes) -> tuple[int, tuple[str, ...], int, bytes]:
-    fields = (spec.tenant, spec.model, spec.lora, spec.salt, str(spec.hash_profile))
+def _record(number: int, spec: NamespaceSpec, key: bytes, purges: int) -> tuple[int, tuple[str, ...], int, bytes]:
+    fields: tuple[str, ...] = (spec.tenant, spec.model, spec.lora, spec.salt, str(spec.hash_profile))
+    if purges:
+        fields = (*fields, str(purges))
     return number, fields, spec.block_size, key_check(key)

@@ -29,13 +29,21 @@ def slot_of(key: int) -> int:
     return xxh3(key.to_bytes(ID_BYTES, "little")) % SLOTS
 
 
-def stretches(block_ids: bytes, key: NamespaceKey, slot_map: SlotMap) -> list[Stretch]:
-    """The stretches of a whole sequence, given as packed wire IDs from position 0; none for an empty one."""
-    end = len(block_ids) // ID_BYTES
+def placement_key(block_id: bytes, key: NamespaceKey) -> int:
+    """The placement key of a stretch whose first block has this packed wire ID."""
+    return int.from_bytes(key.internal_ids(block_id), "little")
+
+
+def stretches(block_ids: bytes, key: NamespaceKey, slot_map: SlotMap, position: int = 0) -> list[Stretch]:
+    """The stretches of a sequence, given as packed wire IDs from `position` on, where a stretch begins.
+
+    None for an empty one. Positions are those of the whole sequence.
+    """
+    end = position + len(block_ids) // ID_BYTES
     found: list[Stretch] = []
-    start = 0
+    start = position
     while start < end:
-        first = int.from_bytes(key.internal_ids(block_ids[start * ID_BYTES : (start + 1) * ID_BYTES]), "little")
+        first = placement_key(block_ids[(start - position) * ID_BYTES : (start - position + 1) * ID_BYTES], key)
         cut = slot_map.splits.get(first, end)
         cut = cut if start < cut < end else end
         slot = slot_of(first)

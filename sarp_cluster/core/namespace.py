@@ -25,10 +25,11 @@ def key_check(key: bytes) -> bytes:
     return hashlib.blake2b(key, digest_size=8, person=b"sarp-key-check").digest()
 
 
-def derive_namespace_key(secret: bytes, spec: NamespaceSpec) -> bytes:
+def derive_namespace_key(secret: bytes, spec: NamespaceSpec, purges: int = 0) -> bytes:
     """The 48 bytes of `spec`'s key under the index's `secret`. The result must never change: records depend on it.
 
-    Each text goes in behind its length. Without it, fields that merely run together alike, such as tenant "ab" with
+    `purges`: how often its tenant was purged. Its namespaces have other keys after each, so that nothing from before is
+    found. Each text goes in behind its length. Without it, fields that merely run together alike, such as tenant "ab" with
     model "c" and tenant "a" with model "bc", would share a key, and one tenant would meet another's blocks.
     """
     if not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
@@ -36,6 +37,23 @@ def derive_namespace_key(secret: bytes, spec: NamespaceSpec) -> bytes:
             f"secret: {len(secret)} bytes are not {SECRET_BYTES_MIN}..{SECRET_BYTES_MAX}", field="secret"
         )
     digest = hashlib.blake2b(key=secret, person=_PERSONALIZATION, digest_size=NAMESPACE_KEY_BYTES)
+    _digest_spec(digest, spec)
+    if purges:
+        digest.update(_u32(purges))
+    return digest.digest()
+
+
+def derive_namespace_id(secret: bytes, spec: NamespaceSpec) -> str:
+    """What requests name a namespace by: 32 hexadecimal digits, the same on every node that has the secret.
+
+    It does not tell what it stands for, and nobody can guess that of another tenant.
+    """
+    digest = hashlib.blake2b(key=secret, person=b"sarp-name-id", digest_size=16)
+    _digest_spec(digest, spec)
+    return digest.hexdigest()
+
+
+def _digest_spec(digest: hashlib.blake2b, spec: NamespaceSpec) -> None:
     digest.update(_u32(_FORMAT_VERSION))
     for text in (spec.tenant, spec.model, spec.lora, spec.salt):
         encoded = text.encode()
@@ -43,4 +61,3 @@ def derive_namespace_key(secret: bytes, spec: NamespaceSpec) -> bytes:
     digest.update(_u32(spec.block_size))
     profile = spec.hash_profile.value.encode()
     digest.update(_u32(len(profile)) + profile)
-    return digest.digest()

@@ -15,7 +15,7 @@ class NamespaceRecord(NamedTuple):
 
     number: int
     fields: tuple[str, ...]
-    """Tenant, model, LoRA, salt, hash profile."""
+    """Tenant, model, LoRA, salt, hash profile; the tenant's purges where there were any."""
     block_size: int
     key_check: bytes
     """Tells whether a key is the namespace's without telling the key."""

@@ -1,0 +1,112 @@
+"""A node's line to the coordinator: heartbeats, the lease, and news (design §7).
+
+Shards and routers have one each. With several coordinators it asks one after the other until it finds the leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Protocol
+
+from sarp_cluster import limits
+from sarp_cluster.errors import SarpError
+from sarp_cluster.wire.control import FetchRequest, HeartbeatReply, Hello, View
+from sarp_cluster.wire.stream_client import Peer
+
+logger: Final = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S: Final = limits.HEARTBEAT_MS / 1000 * 3
+
+
+class Reporting(Protocol):
+    """What the line needs of its node."""
+
+    def heartbeat(self) -> tuple[str, Any]:
+        """Operation and message of the next heartbeat."""
+
+    def heard(self, reply: HeartbeatReply, sent_at: float) -> None:
+        """The coordinator answered a heartbeat that was sent at this time of the loop."""
+
+    def wanted(self) -> FetchRequest:
+        """What this node has, to ask what is newer."""
+
+    async def take(self, view: View) -> None:
+        """Take over what is newer."""
+
+    def behind(self, epoch: int, number: int) -> bool:
+        """Is there something newer than what this node has?"""
+
+
+class CoordinatorLine:
+    """The line. `run` keeps it."""
+
+    def __init__(
+        self,
+        addresses: Sequence[tuple[str, int]],
+        hello: Callable[[], Hello],
+        node: Reporting,
+        *,
+        interval_s: float = limits.HEARTBEAT_MS / 1000,
+    ) -> None:
+        self._addresses = list(addresses)
+        self._at = 0
+        self._node = node
+        self._interval_s = interval_s
+        self._now = asyncio.Event()
+        self.peer = Peer(self._address, hello)
+        self.heard_at: float | None = None
+        """Loop time at which the leader answered last."""
+
+    def _address(self) -> tuple[str, int] | None:
+        return self._addresses[self._at % len(self._addresses)] if self._addresses else None
+
+    def hurry(self) -> None:
+        """Send the next heartbeat now: this node's state has changed."""
+        self._now.set()
+
+    async def run(self) -> None:
+        """Keep it, for ever."""
+        if not self._addresses:
+            await asyncio.get_running_loop().create_future()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.peer.run())
+            group.create_task(self._beat())
+
+    async def _beat(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._now.clear()
+            try:
+                async with asyncio.timeout(CALL_TIMEOUT_S):
+                    await self.peer.wait_connected()
+                sent_at = loop.time()
+                name, message = self._node.heartbeat()
+                reply = await self.peer.call(name, message, HeartbeatReply, CALL_TIMEOUT_S)
+                if reply.leading:
+                    self.heard_at = loop.time()
+                    self._node.heard(reply, sent_at)
+                    if self._node.behind(reply.epoch, reply.number):
+                        await self.fetch(self.peer.call)
+                else:
+                    self._next_coordinator()
+            except (SarpError, TimeoutError) as error:
+                logger.debug("no heartbeat: %s", error)
+                self._next_coordinator()
+            try:
+                async with asyncio.timeout(self._interval_s):
+                    await self._now.wait()
+            except TimeoutError:
+                pass
+
+    def _next_coordinator(self) -> None:
+        if len(self._addresses) > 1:
+            self._at += 1
+            if self.peer.client is not None:
+                self.peer.client.close()
+            self.peer.reconnect()
+
+    async def fetch(self, call: Callable[[str, Any, type[View], float], Awaitable[View]]) -> None:
+        """Ask whoever `call` reaches for what is newer, and take it."""
+        await self._node.take(await call("fetch", self._node.wanted(), View, CALL_TIMEOUT_S))

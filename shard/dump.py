@@ -43,7 +43,8 @@ async def dump(index: Index, progress: Progress | None = None) -> AsyncIterator[
     Raises CorruptRecordError for a segment that cannot be read: a dump has all or is none.
     """
     state = index.state
-    namespaces = {namespace.id: namespace for namespace in index.namespaces}
+    # Numbered anew: what was purged is left out.
+    namespaces = {namespace.id: (number, namespace.key) for number, namespace in enumerate(index.namespaces, 1)}
     counts = {"namespaces": len(namespaces), "workers": state.workers.count, "sequences": 0, "blocks": 0}
     locations = 0
     yield _line(
@@ -54,13 +55,16 @@ async def dump(index: Index, progress: Progress | None = None) -> AsyncIterator[
             "segment_blocks": state.config.segment_blocks,
         }
     )
-    for number in sorted(namespaces):
-        yield _line(_namespace(namespaces[number]))
+    for number, namespace in enumerate(index.namespaces, 1):
+        yield _line(_namespace(number, namespace))
     for number in range(state.workers.count):
         yield _line(_worker(state, number))
     async for piece in pieces(state):
+        known = namespaces.get(piece.segments[0]["namespace"])
+        if known is None:
+            continue
         for part in _bounded(piece):
-            line = _sequence(state, part, namespaces[part.segments[0]["namespace"]].key)
+            line = _sequence(state, part, *known)
             counts["sequences"] += 1
             counts["blocks"] += line["offset"] + (len(line["blocks"]) + 1) // 17 - line["first"]
             locations += len(line["locations"])
@@ -74,11 +78,11 @@ def _line(fields: Line) -> bytes:
     return json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
 
 
-def _namespace(namespace: IndexNamespace) -> Line:
+def _namespace(number: int, namespace: IndexNamespace) -> Line:
     spec = namespace.spec
     return {
         "type": "namespace",
-        "namespace": namespace.id,
+        "namespace": number,
         "tenant": spec.tenant,
         "model": spec.model,
         "lora": spec.lora,
@@ -114,14 +118,14 @@ def _bounded(piece: Piece) -> Iterator[Piece]:
     yield Piece(before, part)
 
 
-def _sequence(state: IndexState, piece: Piece, key: NamespaceKey) -> Line:
+def _sequence(state: IndexState, piece: Piece, namespace: int, key: NamespaceKey) -> Line:
     size = state.config.segment_blocks
     head = piece.segments[0]
     told = piece.segments if piece.before is None else [piece.before, *piece.segments]
     ids = [block_id for segment in told for block_id in segment["ids"]]
     return {
         "type": "sequence",
-        "namespace": head["namespace"],
+        "namespace": namespace,
         "offset": told[0]["window"] * size,
         "first": head["window"] * size + head["fork"],
         "blocks": wire_text(key, ids),

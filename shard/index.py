@@ -212,6 +212,10 @@ class Index:
         """The worker's cache is in `generation` now: everything older of it is dead at once."""
         await insert_path.clear_worker(self.state, check_worker(worker), generation)
 
+    async def sync(self) -> None:
+        """Wait until everything that was applied so far is durable."""
+        await insert_path.make_durable(self.state)
+
     def count_candidates(self, namespace: Namespace, block_ids: bytes) -> CandidateCounts:
         """What routing and filtering leave to retrieve for this query; reads nothing, changes nothing."""
         return match_path.count_candidates(self.state, self.namespaces.require(namespace), block_ids)
@@ -234,6 +238,13 @@ class Index:
             self._wake.set()
         if self.snapshots.due:
             self._snapshot_wake.set()
+
+    async def failed(self) -> None:
+        """Wait until the background work ends before its time, and raise what ended it. The index cannot go on then."""
+        if self._runners:
+            done, _ = await asyncio.wait(self._runners, return_when=asyncio.FIRST_COMPLETED)
+            for runner in done:
+                runner.result()
 
     async def stop_background(self) -> None:
         """End the background work. Raises what ended it before its time."""

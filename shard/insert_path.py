@@ -62,7 +62,7 @@ async def insert(
         search = insertion.search
         result = InsertResult(True, insertion.blocks_added, len(insertion.writes), search.reads, search.waves)
     state.idle_insertions.append(insertion)
-    return result._replace(durable=True) if durable and await _make_durable(state) else result
+    return result._replace(durable=True) if durable and await make_durable(state) else result
 
 
 async def add_blocks(state: IndexState, namespace: IndexNamespace, block_ids: bytes, *, offset: int) -> int:
@@ -133,7 +133,7 @@ async def remove(
         changed = planned
     state.idle_insertions.append(insertion)
     if durable:
-        await _make_durable(state)
+        await make_durable(state)
     return changed
 
 
@@ -141,10 +141,10 @@ async def clear_worker(state: IndexState, worker: Worker, generation: int) -> No
     """See shard.index.Index.clear_worker."""
     _check_change(state, worker, generation, None)
     _enter_worker(state, worker, generation)
-    await _make_durable(state)
+    await make_durable(state)
 
 
-async def _make_durable(state: IndexState) -> bool:
+async def make_durable(state: IndexState) -> bool:
     """Wait until all that was put so far is durable: the changes acknowledged, and what they were based on.
 
     Also where nothing was put: a repetition must not be acknowledged before what it repeats.

@@ -51,7 +51,7 @@ async def match(
             await state.wait_for(search.batch)  # if cancelled here, the search is left to the thread that reads into it
         pending = search.resume()
     # Workers may have come or gone while the match waited: they are looked at when it answers.
-    wanted = None if workers is None else worker_mask(workers, state.workers)
+    wanted = worker_mask(workers, state.workers, state.live_mask())
     answer = state.answering.answer(search, detail, tiers_counted, wanted, max_workers)
     state.idle_searches.append(search)
     return answer

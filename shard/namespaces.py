@@ -49,7 +49,8 @@ class NamespaceRegistry:
         self._by_number: dict[int, IndexNamespace] = {}
 
     def __len__(self) -> int:
-        return len(self._by_spec)
+        """All there ever were: their numbers are 1 to this."""
+        return len(self._by_number)
 
     def __iter__(self) -> Iterator[IndexNamespace]:
         """All namespaces in use, by number."""

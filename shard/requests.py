@@ -90,13 +90,13 @@ def tier_mask(tiers: Collection[Tier] | None) -> int:
     return mask
 
 
-def worker_mask(workers: Collection[Worker] | None, table: WorkerTable) -> bytes | None:
-    """One byte a known worker, 1 where it counts; None: all count."""
+def worker_mask(workers: Collection[Worker] | None, table: WorkerTable, live: bytes | None) -> bytes | None:
+    """One byte a known worker, 1 where it is one of `workers` (None: any) and live; None: all count."""
     if workers is None:
-        return None
+        return live
     mask = bytearray(table.count)
     for worker in workers:
         index = table.find(*check_worker(worker))
         if index is not None:
-            mask[index] = 1
+            mask[index] = 1 if live is None else live[index]
     return bytes(mask)

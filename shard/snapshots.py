@@ -108,10 +108,15 @@ class Snapshots:
         return self._kept[0] if self._kept else None
 
     @property
+    def log_bytes(self) -> int:
+        """Bytes of the log behind the newest snapshot: what a restart replays."""
+        return self._state.store.bytes_appended - self._taken_at
+
+    @property
     def due(self) -> bool:
         """Has the log grown enough for a snapshot, or is a merge due?"""
         state = self._state
-        grown = state.store.bytes_appended - self._taken_at >= state.config.snapshot_log_bytes
+        grown = self.log_bytes >= state.config.snapshot_log_bytes
         return (grown or self._frozen is not None or self._merge_due > 0) and state.loader.damage is None
 
     async def step(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -39,6 +40,8 @@ class IndexState:
         self.table = table
         self.loader = Loader(self.directory, table, store)
         self.workers = WorkerTable()
+        self.live_mask: Callable[[], bytes | None] = lambda: None
+        """One byte a worker, 1 where its locations count; None: all do. A shard of a cluster sets it."""
         self.answering = Answering(self.workers)
         self.readers = ThreadPoolExecutor(READ_THREADS, "sarp-read")
         self.idle_searches: deque[Search] = deque(maxlen=IDLE_MAX)

@@ -29,7 +29,9 @@ def derive_namespace_key(secret: bytes, spec: NamespaceSpec, purges: int = 0) ->
     """The 48 bytes of `spec`'s key under the index's `secret`. The result must never change: records depend on it.
 
     `purges`: how often its tenant was purged. Its namespaces have other keys after each, so that nothing from before is
-    found. Each text goes in behind its length. Without it, fields that merely run together alike, such as tenant "ab" with
+    found.
+
+    Each text goes in behind its length. Without it, fields that merely run together alike, such as tenant "ab" with
     model "c" and tenant "a" with model "bc", would share a key, and one tenant would meet another's blocks.
     """
     if not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:

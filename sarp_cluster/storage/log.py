@@ -216,6 +216,11 @@ class LogStore:
         if self._failure is None:
             self._failure = error
 
+    @property
+    def failure(self) -> OSError | None:
+        """What poisoned the store: nothing is acknowledged any more."""
+        return self._failure
+
     # --- writing -----------------------------------------------------------------------------------------------------
 
     @property

@@ -101,6 +101,10 @@ class SegmentStore(Protocol):
     def poison(self, error: OSError) -> None:
         """The disk has failed elsewhere in this store: nothing is acknowledged any more."""
 
+    @property
+    def failure(self) -> OSError | None:
+        """What poisoned it."""
+
     def statistics(self) -> StoreStatistics:
         """Counters at this moment."""
 

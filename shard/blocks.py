@@ -1,0 +1,308 @@
+"""A shard's answers about blocks: match, insert, remove, batch (design §8)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from sarp_cluster.cluster.leases import Lease
+from sarp_cluster.cluster.placement import ID_BYTES
+from sarp_cluster.cluster.view import ClusterView
+from sarp_cluster.core.answering import MatchAnswer
+from sarp_cluster.errors import (
+    BadRequestError,
+    DrainingError,
+    NoLeaseError,
+    OutcomeError,
+    RecoveringError,
+    SarpError,
+    SnapshotDamagedError,
+)
+from sarp_cluster.types import Tier, Worker
+from sarp_cluster.wire import messages
+from sarp_cluster.wire.auth import Principal
+from sarp_cluster.wire.block_input import root_of, sequence
+from sarp_cluster.wire.codec import encode
+from sarp_cluster.wire.eager import Begun, within
+from sarp_cluster.wire.faults import reply_for
+from sarp_cluster.wire.keyless import Keyless
+from sarp_cluster.wire.service import Handler
+from shard.index import Index
+from shard.namespaces import IndexNamespace
+from shard.ownership import Ownership
+
+T = TypeVar("T")
+
+ITEMS_A_TURN: Final = 16
+"""Items of a batch that are done before others have their turn."""
+
+TIERS: Final = {name: Tier[name.upper()] for name in messages.TIER_NAMES}
+
+
+class Blocks:
+    """The handlers of requests that have a placement key."""
+
+    def __init__(self, shard: str, view: ClusterView, keyless: Keyless) -> None:
+        self._view = view
+        self._keyless = keyless
+        self._ownership = Ownership(shard, view)
+        self.lease = Lease()
+        self.index: Index | None = None
+        """None until it is recovered and has caught up."""
+        self.draining = False
+        self.matches = 0
+        self.matches_cut = 0
+        """Of these, ended by their deadline."""
+        self.inserts = 0
+        self.removes = 0
+        self._namespaces: dict[str, tuple[int, IndexNamespace]] = {}
+        self._changing: set[asyncio.Task[Any]] = set()
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """By operation."""
+        return {"match": self.match, "insert": self.insert, "remove": self.remove, "batch": self.batch}
+
+    # --- what is asked ------------------------------------------------------------------------------------------------
+
+    async def match(self, principal: Principal, request: messages.MatchRequest) -> messages.MatchReply:
+        """Who holds the longest prefix?"""
+        index, namespace = self._find(principal, request.namespace)
+        block_ids = sequence(request, namespace.spec)
+        self._ownership.check(block_ids, namespace.key, request.position, request.epoch)
+        self.matches += 1
+        matching = index.match(
+            namespace,
+            block_ids,
+            detail=request.detail,
+            tiers=None if request.tiers is None else [TIERS[name] for name in request.tiers],
+            workers=None if request.workers is None else [Worker(one.worker, one.dp_rank) for one in request.workers],
+            max_workers=request.max_workers,
+        )
+        try:
+            answer = await within(matching, request.deadline_ms / 1000)
+        except TimeoutError:
+            self.matches_cut += 1
+            return self._nothing("deadline")
+        except SnapshotDamagedError:
+            return self._nothing("recovering")
+        return self._reply(answer, namespace.spec.block_size)
+
+    async def insert(self, principal: Principal, request: messages.InsertRequest) -> messages.InsertReply:
+        """A worker newly holds blocks."""
+        return await self._insert(principal, request, request.durable)
+
+    async def remove(self, principal: Principal, request: messages.RemoveRequest) -> messages.RemoveReply:
+        """A worker no longer holds blocks."""
+        return await self._remove(principal, request, request.durable)
+
+    async def _insert(
+        self, principal: Principal, request: messages.InsertRequest, durable: bool
+    ) -> messages.InsertReply:
+        index, namespace = self._find(principal, request.namespace)
+        worker = self._may_change(principal, request)
+        block_ids = sequence(request, namespace.spec)
+        if request.offset:
+            root = root_of(request.root)
+            if root is None:
+                raise BadRequestError("root: an insert from an offset needs the first block's ID", field="root")
+            end = request.position + request.offset + len(block_ids) // ID_BYTES
+            self._ownership.check_tail(root, namespace.key, end, request.position, request.epoch)
+        else:
+            self._ownership.check(block_ids, namespace.key, request.position, request.epoch)
+        self.inserts += 1
+        result = await self._in_time(
+            index.insert(
+                namespace,
+                block_ids,
+                worker=worker,
+                generation=request.generation,
+                tier=TIERS[request.tier],
+                first=request.first,
+                offset=request.offset,
+                seq=request.seq,
+                handle=request.handle,
+                durable=durable,
+            ),
+            request.deadline_ms,
+        )
+        self._may_acknowledge()
+        return messages.InsertReply(
+            applied=result.applied,
+            durable=result.durable,
+            blocks_added=result.blocks_added,
+            epoch=self._view.epoch,
+        )
+
+    async def _remove(
+        self, principal: Principal, request: messages.RemoveRequest, durable: bool
+    ) -> messages.RemoveReply:
+        index, namespace = self._find(principal, request.namespace)
+        worker = self._may_change(principal, request)
+        block_ids = sequence(request, namespace.spec)
+        self._ownership.check(block_ids, namespace.key, request.position, request.epoch)
+        self.removes += 1
+        changed = await self._in_time(
+            index.remove(
+                namespace,
+                block_ids,
+                worker=worker,
+                generation=request.generation,
+                tier=None if request.tier is None else TIERS[request.tier],
+                first=request.first,
+                last=request.last,
+                seq=request.seq,
+                durable=durable,
+            ),
+            request.deadline_ms,
+        )
+        self._may_acknowledge()
+        return messages.RemoveReply(segments_changed=changed, durable=durable, epoch=self._view.epoch)
+
+    async def batch(self, principal: Principal, request: messages.BatchRequest) -> messages.BatchReply:
+        """Several, in their order. Its changes are made durable together, by one sync behind the last."""
+        replies: list[messages.Reply] = []
+        unsynced: list[int] = []
+        for number, item in enumerate(request.items):
+            if number % ITEMS_A_TURN == ITEMS_A_TURN - 1:
+                await asyncio.sleep(0)
+            change = not isinstance(item, messages.MatchRequest)
+            try:
+                principal.require("insert" if change else "match")
+                match item:
+                    case messages.MatchRequest():
+                        replies.append(await self.match(principal, item))
+                    case messages.InsertRequest():
+                        replies.append(await self._insert(principal, item, False))
+                    case messages.RemoveRequest():
+                        replies.append(await self._remove(principal, item, False))
+            except SarpError as error:
+                replies.append(reply_for(error, change=change))
+            else:
+                if not isinstance(item, messages.MatchRequest) and item.durable:
+                    unsynced.append(number)
+        if unsynced and self.index is not None:
+            await self._sync(self.index, request, replies, unsynced)
+        return messages.BatchReply(results=[msgspec.Raw(encode(reply)) for reply in replies])
+
+    async def _sync(
+        self, index: Index, request: messages.BatchRequest, replies: list[messages.Reply], unsynced: list[int]
+    ) -> None:
+        """Make these items durable, or say that it is not known whether they are."""
+        try:
+            await self._in_time(index.sync(), max(item.deadline_ms for item in request.items))
+            self._may_acknowledge()
+        except SarpError as error:
+            for number in unsynced:
+                reply = reply_for(error, change=True)
+                reply.error.outcome = "unknown"
+                replies[number] = reply
+            return
+        for number in unsynced:
+            reply_to = replies[number]
+            if isinstance(reply_to, messages.InsertReply | messages.RemoveReply):
+                reply_to.durable = True
+
+    # --- checks -------------------------------------------------------------------------------------------------------
+
+    def _find(self, principal: Principal, name: str) -> tuple[Index, IndexNamespace]:
+        if self.index is None:
+            raise RecoveringError("this shard is recovering")
+        entry = self._keyless.namespace(principal, name)
+        purges = self._view.registry.purges(entry.spec.tenant)
+        known = self._namespaces.get(name)
+        if known is None or known[0] != purges:
+            known = self._namespaces[name] = purges, self.index.create_namespace(entry.spec, purges)
+        return self.index, known[1]
+
+    def _may_change(self, principal: Principal, request: messages.Change) -> Worker:
+        worker = Worker(request.worker, request.dp_rank)
+        self._keyless.own_worker(principal, worker)
+        if self.draining:
+            raise DrainingError("this shard is about to end; it takes no more changes")
+        if not self.lease.valid(asyncio.get_running_loop().time()):
+            raise NoLeaseError("this shard has no lease now; it takes changes again once a coordinator answers")
+        return worker
+
+    def _may_acknowledge(self) -> None:
+        """After the disk has it: does the lease still hold? (design §7)"""
+        if not self.lease.valid(asyncio.get_running_loop().time()):
+            raise OutcomeError(
+                "the lease ended while the change was written; repeat it", outcome="unknown", code="no_lease"
+            )
+
+    async def _in_time(self, change: Coroutine[Any, Any, T], deadline_ms: int) -> T:
+        """The change's result. It is not cancelled when its time is over: it is whole, or not there at all."""
+        begun = Begun(change)
+        if begun.done:
+            return begun.result  # type: ignore[return-value]
+        task = asyncio.get_running_loop().create_task(begun.rest())
+        self._changing.add(task)
+        task.add_done_callback(self._changed)
+        done, _ = await asyncio.wait([task], timeout=deadline_ms / 1000)
+        if not done:
+            raise OutcomeError(f"the change was not durable within {deadline_ms} ms; it may be yet", outcome="unknown")
+        return task.result()
+
+    def _changed(self, task: asyncio.Task[Any]) -> None:
+        self._changing.discard(task)
+        if not task.cancelled():
+            task.exception()  # who asked has been told, or no longer listens
+
+    async def finish(self) -> None:
+        """Until no change is under way."""
+        while self._changing:
+            await asyncio.wait(self._changing)
+
+    # --- replies ------------------------------------------------------------------------------------------------------
+
+    def _reply(self, answer: MatchAnswer, block_size: int) -> messages.MatchReply:
+        matched = answer.matched_blocks
+        found = answer.blocks
+        return messages.MatchReply(
+            matched_blocks=matched,
+            matched_tokens=matched * block_size,
+            workers=[
+                messages.WorkerMatch(
+                    worker=one.instance_id,
+                    dp_rank=one.dp_rank,
+                    gpu=one.gpu,
+                    cpu=one.cpu,
+                    ssd=one.ssd,
+                    remote=one.remote,
+                )
+                for one in answer.workers
+            ],
+            truncated=answer.truncated,
+            complete=True,
+            degraded=[],
+            epoch=self._view.epoch,
+            blocks=None
+            if found is None
+            else [
+                [
+                    messages.Location(
+                        worker=place.worker.instance_id,
+                        dp_rank=place.worker.dp_rank,
+                        tier=messages.TIER_NAMES[place.tier],
+                        handle=place.handle,
+                    )
+                    for place in places
+                ]
+                for places in found
+            ],
+        )
+
+    def _nothing(self, reason: messages.Reason) -> messages.MatchReply:
+        return messages.MatchReply(
+            matched_blocks=0,
+            matched_tokens=0,
+            workers=[],
+            truncated=False,
+            complete=False,
+            degraded=[reason],
+            epoch=self._view.epoch,
+        )

@@ -1,0 +1,310 @@
+"""A shard's life: open what the directory has, catch up with the cluster, serve, drain, end (design §7).
+
+recovering → serving → draining. Its servers listen from the first moment, so that who asks is told what it waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final
+
+from sarp_cluster.cluster.registry import Entry, NamespaceEntry, Registry, TenantEntry, WorkerEntry
+from sarp_cluster.cluster.slot_map import PackedSlotMap, SlotMap
+from sarp_cluster.cluster.view import Address, ClusterView, split_address
+from sarp_cluster.cluster.view_file import ShardPlace, ViewContent, load_view, save_view
+from sarp_cluster.config import IndexConfig
+from sarp_cluster.errors import SarpError
+from sarp_cluster.storage.file_system import DISK, FileSystem
+from sarp_cluster.storage.record_file import RecordFile
+from sarp_cluster.types import Worker
+from sarp_cluster.wire import control
+from sarp_cluster.wire.codec import decode
+from sarp_cluster.wire.coordination import CoordinatorLine
+from sarp_cluster.wire.node import NodeSettings
+from sarp_cluster.wire.stream_client import StreamClient
+from shard.blocks import Blocks
+from shard.index import Index
+from shard.liveness import Liveness
+
+logger: Final = logging.getLogger(__name__)
+
+ASK_PEERS_AFTER_S: Final = 2.0
+"""A shard that no coordinator answers asks the other shards what it has missed."""
+
+
+class Lifecycle:
+    """Owns the index, the view, and the line to the coordinator."""
+
+    def __init__(
+        self, settings: NodeSettings, config: IndexConfig, view: ClusterView, *, file_system: FileSystem = DISK
+    ) -> None:
+        self._settings = settings
+        self._config = config
+        self._file_system = file_system
+        self.view = view
+        self.state: control.NodeState = "recovering"
+        self.why = "recovering: opening the store"
+        """Why it does not serve yet, for people."""
+        self.incarnation = secrets.token_hex(8)
+        self.store_identity = ""
+        self.recovery_s = 0.0
+        self.replayed = (0, 0)
+        """Bytes of the log replayed so far, and in all."""
+        self.stream_address = ""
+        self.http_address = ""
+        self.blocks: Blocks | None = None
+        self.liveness: Liveness | None = None
+        self.index: Index | None = None
+        self.line = CoordinatorLine(settings.coordinators, self._hello, self)
+        self._view_file: RecordFile | None = None
+        self._taking = asyncio.Lock()  # one change of the view at a time; held across our own disk only
+        self._caught_up = asyncio.Event()
+        self._opened = False
+        self._snapshot_at = monotonic()
+        self._snapshots_taken = 0
+        self.ended = asyncio.Event()
+        """Drained: the process may end."""
+
+    def _hello(self) -> control.Hello:
+        return control.Hello(
+            version=control.PROTOCOL_VERSION,
+            cluster=self.view.cluster,
+            credential=self._settings.node_token,
+            node=self._settings.node,
+        )
+
+    # --- opening ------------------------------------------------------------------------------------------------------
+
+    async def open(self, blocks: Blocks) -> None:
+        """Open the directory. Returns when the index is recovered; it serves once it has caught up."""
+        directory = self._settings.directory
+        self.blocks = blocks
+        self._view_file = await RecordFile.open(directory / "view", self._file_system)
+        content = await load_view(self._view_file)
+        if content is not None:
+            self.view.cluster = content.cluster
+            self.view.slot_map = content.unpacked_map()
+            self.view.registry = content.registry()
+            self.view.addresses = {place.shard: Address(place.http, place.stream) for place in content.nodes}
+        self.store_identity = await self._identity(directory / "identity")
+        begun = monotonic()
+        self.index = await Index.open(
+            directory / "index",
+            self._config,
+            secret=self._settings.secret,
+            progress=self._replaying,
+            file_system=self._file_system,
+        )
+        self.recovery_s = monotonic() - begun
+        self.liveness = Liveness(self.index.state.workers)
+        self.index.state.live_mask = self.liveness.mask
+        # What is in the view was made durable in the index before; a crash in between may have left it out of there.
+        await self._enter_durably(self.view.registry.entries())
+        self._opened = True
+        self.why = "recovering: waiting for the coordinator, to learn what has changed meanwhile"
+        logger.info("opened in %.3f s", self.recovery_s)
+
+    async def _identity(self, path: Path) -> str:
+        """What tells this directory from every other: made with it."""
+        file = await RecordFile.open(path, self._file_system)
+        try:
+            known = await file.read()
+            if known is None:
+                known = secrets.token_hex(16).encode()
+                await file.write(known)
+            return known.decode()
+        finally:
+            await file.close()
+
+    def _replaying(self, done: int, total: int) -> None:
+        self.replayed = done, total
+
+    async def catch_up(self) -> None:
+        """Serve once nothing can be missing: a coordinator has answered, or most shards together have.
+
+        What has no key, such as a worker's new generation, may have changed while this shard was away.
+        """
+        while not self._caught_up.is_set():
+            try:
+                async with asyncio.timeout(ASK_PEERS_AFTER_S):
+                    await self._caught_up.wait()
+            except TimeoutError:
+                if await self._ask_peers():
+                    self._caught_up.set()
+        if self.blocks is not None and self.state == "recovering":
+            self.blocks.index = self.index
+            self.state = "serving"
+            self.why = ""
+            self.line.hurry()
+            logger.info("serving, slot map %d, change %d", self.view.epoch, self.view.number)
+
+    async def _ask_peers(self) -> bool:
+        """Fetch from the other shards; did more than half of all, this one counted, answer?"""
+        slot_map = self.view.slot_map
+        if slot_map is None or not self._opened:
+            return False
+        answered = 1
+        for shard in slot_map.shards:
+            address = self.view.addresses.get(shard)
+            place = None if address is None else split_address(address.stream)
+            if shard == self._settings.node or place is None:
+                continue
+            try:
+                client = await StreamClient.connect(*place, self._hello())
+                try:
+                    async with asyncio.timeout(ASK_PEERS_AFTER_S):
+                        raw = await client.request("fetch", self.wanted())
+                    await self.take(decode(raw, control.View))
+                    answered += 1
+                finally:
+                    client.close()
+            except (SarpError, TimeoutError) as error:
+                logger.debug("%s does not say what has changed: %s", shard, error)
+        return answered * 2 > len(slot_map.shards)
+
+    # --- the line to the coordinator ----------------------------------------------------------------------------------
+
+    def heartbeat(self) -> tuple[str, Any]:
+        """See wire.coordination.Reporting."""
+        index = self.index
+        statistics = None if index is None else index.statistics()
+        snapshots = None if index is None else index.snapshots
+        if snapshots is not None and snapshots.taken != self._snapshots_taken:
+            self._snapshots_taken = snapshots.taken
+            self._snapshot_at = monotonic()
+        return "shard_heartbeat", control.ShardHeartbeat(
+            shard=self._settings.node,
+            store=self.store_identity or "opening",
+            incarnation=self.incarnation,
+            pid=os.getpid(),
+            http=self.http_address,
+            stream=self.stream_address,
+            state=self.state,
+            epoch=self.view.epoch,
+            nonce=self.view.nonce,
+            number=self.view.number,
+            blocks=0 if statistics is None else statistics.blocks,
+            segments=0 if statistics is None else statistics.segments,
+            resident_bytes=0 if statistics is None else statistics.resident_bytes,
+            disk_bytes=0 if statistics is None else statistics.disk_bytes,
+            log_bytes=0 if snapshots is None else snapshots.log_bytes,
+            snapshot_age_s=monotonic() - self._snapshot_at,
+            recovery_s=self.recovery_s,
+        )
+
+    def heard(self, reply: control.HeartbeatReply, sent_at: float) -> None:
+        """See wire.coordination.Reporting."""
+        if self.blocks is not None and reply.lease_ms:
+            self.blocks.lease.renewed(sent_at, reply.lease_ms / 1000)
+        self._note_addresses(reply.nodes)
+        if self._opened and not self.behind(reply.epoch, reply.number):
+            self._caught_up.set()
+
+    def wanted(self) -> control.FetchRequest:
+        """See wire.coordination.Reporting."""
+        return control.FetchRequest(epoch=self.view.epoch, nonce=self.view.nonce, number=self.view.number)
+
+    def behind(self, epoch: int, number: int) -> bool:
+        """See wire.coordination.Reporting."""
+        return self.view.behind(epoch, number)
+
+    async def take(self, view: control.View) -> None:
+        """See wire.coordination.Reporting."""
+        await self.install(view.slot_map, view.entries, view.number, cluster=view.cluster)
+        self._note_addresses(view.nodes)
+
+    def _note_addresses(self, nodes: Sequence[control.NodeAddress]) -> None:
+        for node in nodes:
+            self.view.addresses[node.shard] = Address(node.http, node.stream, node.incarnation, node.state)
+
+    # --- changes of the view ------------------------------------------------------------------------------------------
+
+    async def install(
+        self, packed: PackedSlotMap | None, entries: Sequence[Entry], number: int, *, cluster: str = ""
+    ) -> None:
+        """Take over what is newer, durably: first in the index, then in the view's file, then in memory.
+
+        `number` is that of the registry the entries come from, which are all it has above ours.
+        """
+        async with self._taking:
+            view = self.view
+            slot_map = view.newer_map(None if packed is None else SlotMap.unpacked(packed))
+            news = view.news(entries)
+            if slot_map is None and not news and number <= view.number and (view.cluster or not cluster):
+                return
+            await self._enter_durably(news)
+            registry = Registry(view.registry.entries(), view.registry.number)
+            registry.apply(news, number)
+            if self._view_file is not None:
+                places = [
+                    ShardPlace(shard=shard, http=address.http, stream=address.stream)
+                    for shard, address in view.addresses.items()
+                ]
+                await save_view(
+                    self._view_file,
+                    ViewContent.of(view.cluster or cluster, slot_map or view.slot_map, registry, places),
+                )
+            view.cluster = view.cluster or cluster
+            view.slot_map = slot_map or view.slot_map
+            view.registry = registry
+
+    async def _enter_durably(self, entries: Sequence[Entry]) -> None:
+        """Enter changes without a key into the index. Each is harmless when it is entered again."""
+        index, liveness = self.index, self.liveness
+        if index is None or liveness is None:
+            return
+        now = asyncio.get_running_loop().time()
+        workers = index.state.workers
+        for entry in entries:
+            match entry:
+                case NamespaceEntry():
+                    index.create_namespace(entry.spec, self.view.registry.purges(entry.spec.tenant))
+                case TenantEntry():
+                    for namespace in list(self.view.registry.namespaces.values()):
+                        if namespace.spec.tenant == entry.tenant:
+                            index.create_namespace(namespace.spec, entry.purges)
+                case WorkerEntry():
+                    number = workers.find(*entry.worker)
+                    known = 0 if number is None else workers.generation(number)
+                    if entry.generation > known:
+                        await index.clear_worker(entry.worker, generation=entry.generation)
+                    liveness.registered(entry, now)
+        if entries:
+            await index.sync()
+
+    def note_heard(self, workers: Sequence[Worker]) -> None:
+        """A router has heard these workers."""
+        if self.liveness is not None:
+            self.liveness.heard(workers, asyncio.get_running_loop().time())
+
+    # --- ending -------------------------------------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Take no more changes, finish those under way, take a snapshot; the process ends after that."""
+        self.state = "draining"
+        self.why = "draining"
+        self.line.hurry()
+        if self.blocks is not None:
+            self.blocks.draining = True
+            await self.blocks.finish()
+        if self.index is not None:
+            await self.index.snapshot()
+        self.ended.set()
+
+    async def close(self) -> None:
+        """Make everything durable and let go of the directory."""
+        if self.blocks is not None:
+            self.blocks.draining = True
+            self.blocks.lease.end()
+            await self.blocks.finish()
+            self.blocks.index = None
+        if self.index is not None:
+            await self.index.close()
+        if self._view_file is not None:
+            await self._view_file.close()

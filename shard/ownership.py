@@ -1,0 +1,58 @@
+"""What this shard owns: every data request is judged by it, under the shard's own slot map (design §7)."""
+
+from __future__ import annotations
+
+from sarp_cluster.cluster.placement import ID_BYTES, placement_key, slot_of, stretches
+from sarp_cluster.cluster.slot_map import SlotMap
+from sarp_cluster.cluster.view import ClusterView
+from sarp_cluster.core.block_id import NamespaceKey
+from sarp_cluster.errors import RecoveringError, WrongShardError
+
+
+class Ownership:
+    """Judges stretches."""
+
+    def __init__(self, shard: str, view: ClusterView) -> None:
+        self._shard = shard
+        self._view = view
+
+    def check(self, block_ids: bytes, key: NamespaceKey, position: int, epoch: int | None) -> None:
+        """Raise WrongShardError unless these blocks are one stretch, or its beginning, and this shard's.
+
+        `position` is that of the first one in the whole sequence. Whether a stretch begins there only the blocks before
+        it tell, so who sends one from the middle has to have cut it by the same map.
+        """
+        slot_map = self._map(position, epoch)
+        if not block_ids:
+            return
+        first = stretches(block_ids, key, slot_map, position)[0]
+        if first.shard != self._shard:
+            raise self._wrong(f"they belong to {first.shard}")
+        if first.end < position + len(block_ids) // ID_BYTES:
+            raise self._wrong(f"the sequence is cut at position {first.end}")
+
+    def check_tail(self, root: bytes, key: NamespaceKey, end: int, position: int, epoch: int | None) -> None:
+        """The same for a stretch of which only the first block ID, and its end, are given."""
+        slot_map = self._map(position, epoch)
+        first = placement_key(root, key)
+        owner = slot_map.owner(slot_of(first))
+        if owner != self._shard:
+            raise self._wrong(f"they belong to {owner}")
+        cut = slot_map.splits.get(first)
+        if cut is not None and position < cut < end:
+            raise self._wrong(f"the sequence is cut at position {cut}")
+
+    def _map(self, position: int, epoch: int | None) -> SlotMap:
+        slot_map = self._view.slot_map
+        if slot_map is None:
+            raise RecoveringError("this shard has no slot map yet")
+        if position and epoch != slot_map.epoch:
+            raise self._wrong("the stretch was cut by another slot map")
+        return slot_map
+
+    def _wrong(self, why: str) -> WrongShardError:
+        return WrongShardError(
+            f"block_ids: {why} under slot map {self._view.epoch}; fetch the slot map (GET /v1/slots)",
+            epoch=self._view.epoch,
+            number=self._view.number,
+        )

@@ -215,6 +215,9 @@ WORKERS_LISTED_MAX: Final = 65_536
 EVENTS_KEPT: Final = 4_096
 """Events of the timeline that a coordinator remembers."""
 
+EVENT_TEXT_MAX: Final = 1_000
+"""Characters of an event's text; the rest is cut off."""
+
 CREDENTIALS_MAX: Final = 65_536
 """Credentials of one file."""
 

@@ -212,6 +212,12 @@ RECONNECT_MS_MAX: Final = 500
 WORKERS_LISTED_MAX: Final = 65_536
 """Workers that a request may name, or a list has."""
 
+CHANGES_WAITING_MAX: Final = 4_096
+"""Changes without a key that wait for their number; more are refused."""
+
+CHANGES_A_BATCH: Final = 256
+"""Changes without a key that are numbered, kept and spread together."""
+
 EVENTS_KEPT: Final = 4_096
 """Events of the timeline that a coordinator remembers."""
 

@@ -149,8 +149,20 @@ HEARTBEAT_MS: Final = 1_000
 PROBE_MS: Final = 1_000
 """From one probe of a shard to the next; one that is not answered within that time has failed."""
 
+SHARD_SILENT_MS: Final = 2_500
+"""A shard that was not heard for so long is suspect: two heartbeats were lost."""
+
 PROBES_FAILED_MAX: Final = 3
 """Failed probes in a row after which a suspect shard is down."""
+
+SNAPSHOT_DUE_LOG_BYTES: Final = 8 * 1024 * 1024
+"""Bytes of the log behind its last snapshot from which a shard is told to take one, when no other shard is at it."""
+
+SNAPSHOT_DUE_AGE_MS: Final = 600_000
+"""Age of its last snapshot from which a shard is told to take one, if its log has grown at all."""
+
+SNAPSHOT_TIMEOUT_MS: Final = 60_000
+"""A snapshot that a shard was told to take and that takes longer keeps others from theirs no more."""
 
 MATCH_DEADLINE_MS: Final = 50
 """Deadline of a match that names none."""
@@ -205,6 +217,9 @@ WORKERS_LISTED_MAX: Final = 65_536
 
 EVENTS_KEPT: Final = 4_096
 """Events of the timeline that a coordinator remembers."""
+
+EVENT_TEXT_MAX: Final = 1_000
+"""Characters of an event's text; the rest is cut off."""
 
 CREDENTIALS_MAX: Final = 65_536
 """Credentials of one file."""

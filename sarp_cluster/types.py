@@ -247,3 +247,16 @@ class PrefixIndex(Protocol):
 
     def statistics(self) -> IndexStatistics:
         """Counters at this moment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One thing that happened in a cluster, for people to read."""
+
+    number: int
+    time: float
+    """Seconds since 1970, by the coordinator's clock."""
+    node: str
+    """Empty: the cluster itself."""
+    kind: str
+    text: str

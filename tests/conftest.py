@@ -28,5 +28,5 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 @pytest.fixture(autouse=True)
 def blockbuster() -> Iterator[BlockBuster]:
     """Our code must not block an event loop: a call that would fails the test. Helper threads may wait for the disk."""
-    with blockbuster_ctx(scanned_modules=["sarp_cluster", "shard"]) as detector:
+    with blockbuster_ctx(scanned_modules=["sarp_cluster", "shard", "router", "coordinator"]) as detector:
         yield detector

@@ -123,7 +123,7 @@ class Registry:
 
     def validate(self) -> None:
         """Raise InvariantViolationError for the first violated invariant."""
-        numbers = [entry.number for entry in self.entries()]
+        numbers = [entry.number for entry in self.entries(above=-(2**63))]
         invariant(all(number > 0 for number in numbers), "G1: a number is not positive")
         invariant(len(set(numbers)) == len(numbers), "G1: two entries have the same number")
         invariant(not numbers or self.number >= numbers[-1], "G2: the registry's number", number=self.number)

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from sarp_cluster import limits
-from sarp_cluster.types import HashProfile, NamespaceSpec
+from sarp_cluster.types import Event, HashProfile, NamespaceSpec
 
 Name = Annotated[str, Meta(min_length=1, max_length=limits.NAME_BYTES_MAX)]
 OptionalName = Annotated[str, Meta(max_length=limits.NAME_BYTES_MAX)]
@@ -386,17 +386,6 @@ class EventsRequest(Request, kw_only=True):
 
     after: Annotated[int, Meta(ge=0)] = 0
     limit: Annotated[int, Meta(ge=1, le=limits.EVENTS_KEPT)] = 256
-
-
-class Event(Reply, kw_only=True):
-    """One thing that happened."""
-
-    number: int
-    time: float
-    """Seconds since 1970, by the coordinator's clock."""
-    node: str
-    kind: str
-    text: str
 
 
 class EventList(Reply, kw_only=True):

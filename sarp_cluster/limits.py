@@ -127,6 +127,9 @@ SHARDS_MAX: Final = 1_024
 SPLITS_MAX: Final = 65_536
 """Entries of the split table: each is a hot prefix."""
 
+STRETCHES_MAX: Final = REQUEST_BLOCKS_MAX // SEGMENT_BLOCKS_MAX
+"""Stretches of one sequence: each has at least one segment's blocks."""
+
 LEASE_MS: Final = 60_000
 """For how long a shard may acknowledge changes after it was last heard by a coordinator."""
 

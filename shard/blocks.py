@@ -21,7 +21,7 @@ from sarp_cluster.errors import (
     SarpError,
     SnapshotDamagedError,
 )
-from sarp_cluster.types import Tier, Worker
+from sarp_cluster.types import InsertResult, Tier, Worker
 from sarp_cluster.wire import messages
 from sarp_cluster.wire.auth import Principal
 from sarp_cluster.wire.block_input import root_of, sequence
@@ -113,9 +113,27 @@ class Blocks:
             self._ownership.check_tail(root, namespace.key, end, request.position, request.epoch)
         else:
             self._ownership.check(block_ids, namespace.key, request.position, request.epoch)
+        self._check_more(request, namespace)
         self.inserts += 1
-        result = await self._in_time(
-            index.insert(
+        added = 0
+
+        async def insert() -> InsertResult:
+            nonlocal added
+            new = not request.more or index.is_new(worker, request.generation, request.seq)
+            # The seq goes with the last part: until then the change is not done, and comes again as a whole.
+            for part in request.more if new else ():
+                result = await index.insert(
+                    namespace,
+                    part.block_ids,
+                    worker=worker,
+                    generation=request.generation,
+                    tier=TIERS[request.tier],
+                    first=part.first,
+                    handle=request.handle,
+                    durable=False,
+                )
+                added += result.blocks_added
+            return await index.insert(
                 namespace,
                 block_ids,
                 worker=worker,
@@ -126,14 +144,14 @@ class Blocks:
                 seq=request.seq,
                 handle=request.handle,
                 durable=durable,
-            ),
-            request.deadline_ms,
-        )
+            )
+
+        result = await self._in_time(insert(), request.deadline_ms)
         self._may_acknowledge()
         return messages.InsertReply(
             applied=result.applied,
             durable=result.durable,
-            blocks_added=result.blocks_added,
+            blocks_added=result.blocks_added + added,
             epoch=self._view.epoch,
         )
 
@@ -144,21 +162,37 @@ class Blocks:
         worker = self._may_change(principal, request)
         block_ids = sequence(request, namespace.spec)
         self._ownership.check(block_ids, namespace.key, request.position, request.epoch)
+        self._check_more(request, namespace)
         self.removes += 1
-        changed = await self._in_time(
-            index.remove(
+        tier = None if request.tier is None else TIERS[request.tier]
+
+        async def remove() -> int:
+            changed = 0
+            new = not request.more or index.is_new(worker, request.generation, request.seq)
+            for part in request.more if new else ():
+                changed += await index.remove(
+                    namespace,
+                    part.block_ids,
+                    worker=worker,
+                    generation=request.generation,
+                    tier=tier,
+                    first=part.first,
+                    last=part.last,
+                    durable=False,
+                )
+            return changed + await index.remove(
                 namespace,
                 block_ids,
                 worker=worker,
                 generation=request.generation,
-                tier=None if request.tier is None else TIERS[request.tier],
+                tier=tier,
                 first=request.first,
                 last=request.last,
                 seq=request.seq,
                 durable=durable,
-            ),
-            request.deadline_ms,
-        )
+            )
+
+        changed = await self._in_time(remove(), request.deadline_ms)
         self._may_acknowledge()
         return messages.RemoveReply(segments_changed=changed, durable=durable, epoch=self._view.epoch)
 
@@ -226,6 +260,10 @@ class Blocks:
         if not self.lease.valid(asyncio.get_running_loop().time()):
             raise NoLeaseError("this shard has no lease now; it takes changes again once a coordinator answers")
         return worker
+
+    def _check_more(self, request: messages.Change, namespace: IndexNamespace) -> None:
+        for part in request.more:
+            self._ownership.check(part.block_ids, namespace.key, part.position, request.epoch)
 
     def _may_acknowledge(self) -> None:
         """After the disk has it: does the lease still hold? (design §7)"""

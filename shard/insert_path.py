@@ -41,7 +41,7 @@ async def insert(
     tier = check_tier(tier)
     if handle is not None:
         check_integer(handle, "handle", 2**64 - 1)
-    _check_change(state, worker, generation, seq)
+    check_change(state, worker, generation, seq)
 
     await state.store.room()
     insertion = state.insertion()
@@ -51,7 +51,7 @@ async def insert(
     while planned < 0:
         await _search(state, insertion)
         insertion.check_readable()
-        if not _check_change(state, worker, generation, seq):
+        if not check_change(state, worker, generation, seq):
             break
         insertion.check_prefix(offset == 0)
         planned = insertion.plan(state.workers.find_or_next(*worker), generation, tier, handle)
@@ -113,7 +113,7 @@ async def remove(
     last = end if last is None else check_integer(last, "last", end, lowest=1)
     check_range(first, 0, last, size)
     tier_number = EVERY_TIER if tier is None else check_tier(tier)
-    _check_change(state, worker, generation, seq)
+    check_change(state, worker, generation, seq)
 
     await state.store.room()
     insertion = state.insertion()
@@ -123,7 +123,7 @@ async def remove(
     while planned < 0:
         await _search(state, insertion)
         insertion.check_readable()
-        if not _check_change(state, worker, generation, seq):
+        if not check_change(state, worker, generation, seq):
             break
         planned = insertion.plan_removal(state.workers.find_or_next(*worker), generation, tier_number)
         if planned < 0:
@@ -139,7 +139,7 @@ async def remove(
 
 async def clear_worker(state: IndexState, worker: Worker, generation: int) -> None:
     """See shard.index.Index.clear_worker."""
-    _check_change(state, worker, generation, None)
+    check_change(state, worker, generation, None)
     _enter_worker(state, worker, generation)
     await make_durable(state)
 
@@ -189,7 +189,7 @@ def _apply(state: IndexState, insertion: Insertion, worker: Worker, generation: 
         state.store.put_worker_mark(index, state.workers.generation(index), seq)
 
 
-def _check_change(state: IndexState, worker: Worker, generation: int, seq: int | None) -> bool:
+def check_change(state: IndexState, worker: Worker, generation: int, seq: int | None) -> bool:
     """Is the change of this worker new? Raises StaleGenerationError when its cache was cleared since."""
     check_worker(worker)
     check_integer(generation, "generation", limits.GENERATION_MAX)

@@ -170,7 +170,7 @@ class Lifecycle:
 
     # --- the line to the coordinator ----------------------------------------------------------------------------------
 
-    def heartbeat(self) -> tuple[str, Any]:
+    def report(self) -> tuple[str, Any]:
         """See wire.coordination.Reporting."""
         index = self.index
         statistics = None if index is None else index.statistics()

@@ -23,7 +23,7 @@ CALL_TIMEOUT_S: Final = limits.HEARTBEAT_MS / 1000 * 3
 class Reporting(Protocol):
     """What the line needs of its node."""
 
-    def heartbeat(self) -> tuple[str, Any]:
+    def report(self) -> tuple[str, Any]:
         """Operation and message of the next heartbeat."""
 
     def heard(self, reply: HeartbeatReply, sent_at: float) -> None:
@@ -82,7 +82,7 @@ class CoordinatorLine:
                 async with asyncio.timeout(CALL_TIMEOUT_S):
                     await self.peer.wait_connected()
                 sent_at = loop.time()
-                name, message = self._node.heartbeat()
+                name, message = self._node.report()
                 reply = await self.peer.call(name, message, HeartbeatReply, CALL_TIMEOUT_S)
                 if reply.leading:
                     self.heard_at = loop.time()

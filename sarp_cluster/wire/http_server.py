@@ -14,6 +14,7 @@ from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import unquote
 
+import msgspec
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
@@ -141,6 +142,8 @@ class HttpServer:
             elif body:
                 raise BadRequestError("body: this path takes none", field="body")
             reply = await handler(principal, message)
+            if isinstance(reply, msgspec.Raw) and media != MSGPACK:
+                reply = decode(reply, operation.reply)
             return web.Response(body=encode(reply, media), content_type=media)
         except SarpError as error:
             return self._error(error, operation, media)

@@ -78,6 +78,15 @@ class MatchRequest(Placed, kw_only=True, tag_field="op", tag="match"):
     deadline_ms: Milliseconds = limits.MATCH_DEADLINE_MS
 
 
+class Part(Request, kw_only=True):
+    """A further stretch of a change's sequence that the same shard owns."""
+
+    position: Position
+    block_ids: bytes
+    first: Position = 0
+    last: Position | None = None
+
+
 class Change(Placed, kw_only=True):
     """What insert and remove have in common."""
 
@@ -94,6 +103,8 @@ class Change(Placed, kw_only=True):
     """Number of this change among the worker's: the same or a lower one again is not applied again."""
     durable: bool = True
     deadline_ms: Milliseconds = limits.INSERT_DEADLINE_MS
+    more: Annotated[list[Part], Meta(max_length=limits.STRETCHES_MAX)] = []
+    """From a router to a shard: the change is in all of these or, should it not be answered, in some."""
 
 
 class InsertRequest(Change, kw_only=True, tag_field="op", tag="insert"):

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeAlias
 
+import msgspec
+
 from sarp_cluster.errors import BadRequestError
 from sarp_cluster.wire.auth import Authenticator, Principal
 from sarp_cluster.wire.messages import Reply
 from sarp_cluster.wire.operations import OPERATIONS, Operation
 
-Handler: TypeAlias = Callable[[Principal, Any], Awaitable[Reply]]
-"""(who asks, the request) -> its reply. Raises a SarpError."""
+Handler: TypeAlias = Callable[[Principal, Any], Awaitable[Reply | msgspec.Raw]]
+"""(who asks, the request) -> its reply, or the Raw MessagePack of one. Raises a SarpError."""
 
 
 class Service(Protocol):

@@ -224,8 +224,23 @@ class Peer:
             raise ConnectionLostError(self.failure)
         return self.client.send(name, message)
 
-    async def call(self, name: str, message: object, reply: type[T], timeout_s: float) -> T:
-        """Ask, and wait so long for the reply. Raises TimeoutError, ConnectionLostError, RemoteError."""
+    async def ask(self, name: str, message: object, timeout_s: float) -> msgspec.Raw:
+        """Ask, and wait so long for the reply's body. Raises TimeoutError, ConnectionLostError, RemoteError.
+
+        Needs no task, as `asyncio.timeout` does.
+        """
         future = self.send(name, message)
-        async with asyncio.timeout(timeout_s):
-            return decode(await future, reply)
+        timer = asyncio.get_running_loop().call_later(timeout_s, _expire, future)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+
+    async def call(self, name: str, message: object, reply: type[T], timeout_s: float) -> T:
+        """As `ask`; the reply, read."""
+        return decode(await self.ask(name, message, timeout_s), reply)
+
+
+def _expire(future: asyncio.Future[msgspec.Raw]) -> None:
+    if not future.done():
+        future.set_exception(TimeoutError("no answer in time"))

@@ -1,0 +1,278 @@
+"""A router's answers about blocks: cut, forward, join (design §7 and §8).
+
+A match is never refused for what happens behind the router: it gets shorter, and says why. A change gets a prompt error
+that says what is known of its outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+import msgspec
+
+from router import planning
+from router.forwarding import Links, match_reason
+from sarp_cluster import limits
+from sarp_cluster.cluster.slot_map import SlotMap
+from sarp_cluster.cluster.view import ClusterView
+from sarp_cluster.core.block_id import NamespaceKey
+from sarp_cluster.core.namespace import derive_namespace_key
+from sarp_cluster.errors import BadRequestError, RecoveringError, SarpError
+from sarp_cluster.types import NamespaceSpec, Worker
+from sarp_cluster.wire import messages
+from sarp_cluster.wire.auth import Principal
+from sarp_cluster.wire.block_input import sequence
+from sarp_cluster.wire.codec import decode, encode
+from sarp_cluster.wire.faults import RemoteError, reply_for
+from sarp_cluster.wire.keyless import Keyless
+from sarp_cluster.wire.service import Handler
+
+SLICE: Final = 0.9
+"""Of what is left of a deadline, what the shard has: the rest is for the way back and for joining."""
+ATTEMPTS: Final = 2
+"""Plans a request gets: another one when a shard says that the first was by an old map."""
+
+Refresh: TypeAlias = Callable[[], Awaitable[None]]
+"""A shard judged by another map than ours: fetch what is newer, if there is anything. Returns soon in any case."""
+Change: TypeAlias = messages.InsertRequest | messages.RemoveRequest
+
+
+class Blocks:
+    """The handlers of requests that have a placement key."""
+
+    def __init__(self, view: ClusterView, secret: bytes, keyless: Keyless, links: Links, refresh: Refresh) -> None:
+        self._view = view
+        self._secret = secret
+        self._keyless = keyless
+        self._links = links
+        self._refresh = refresh
+        self._keys: dict[str, tuple[int, NamespaceKey]] = {}
+        self.matches = 0
+        self.changes = 0
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """By operation."""
+        return {"match": self.match, "insert": self.insert, "remove": self.remove, "batch": self.batch}
+
+    # --- matches ------------------------------------------------------------------------------------------------------
+
+    async def match(self, principal: Principal, request: messages.MatchRequest) -> messages.MatchReply | msgspec.Raw:
+        """Who holds the longest prefix? The reply of a shard that owns it all is passed on as it is."""
+        ends = asyncio.get_running_loop().time() + request.deadline_ms / 1000
+        spec, key = self._find(principal, request)
+        block_ids = sequence(request, spec)
+        self.matches += 1
+        if not block_ids:
+            return planning.nothing(None, self._view.epoch)
+        for attempt in range(ATTEMPTS):
+            slot_map = self._map()
+            pieces = planning.plan_match(block_ids, key, slot_map)
+            try:
+                if len(pieces) == 1:
+                    answer = await self._ask(request, pieces[0], slot_map, ends, alone=True)
+                    return answer if isinstance(answer, msgspec.Raw) else planning.nothing(answer, slot_map.epoch)
+                answers = await asyncio.gather(
+                    *(self._ask(request, piece, slot_map, ends, alone=False) for piece in pieces)
+                )
+            except RemoteError as error:
+                if error.code != "wrong_shard":
+                    raise
+                if attempt + 1 < ATTEMPTS:
+                    await self._refresh()
+                continue
+            read = [one if isinstance(one, str) else decode(one, messages.MatchReply) for one in answers]
+            return planning.join_matches(request, pieces, read, spec.block_size, slot_map.epoch)
+        return planning.nothing(self._links.count("stale_map"), self._view.epoch)
+
+    async def _ask(
+        self, request: messages.MatchRequest, piece: planning.MatchPiece, slot_map: SlotMap, ends: float, *, alone: bool
+    ) -> msgspec.Raw | messages.Reason:
+        left_s = ends - asyncio.get_running_loop().time()
+        deadline_ms = max(1, int(left_s * SLICE * 1000))
+        sent = planning.match_request(request, piece, slot_map.epoch, deadline_ms, alone)
+        return await self._links.match(piece.stretch.shard, sent, left_s)
+
+    # --- changes ------------------------------------------------------------------------------------------------------
+
+    async def insert(self, principal: Principal, request: messages.InsertRequest) -> messages.Reply | msgspec.Raw:
+        """A worker newly holds blocks."""
+        return await self._change(principal, request, "insert")
+
+    async def remove(self, principal: Principal, request: messages.RemoveRequest) -> messages.Reply | msgspec.Raw:
+        """A worker no longer holds blocks."""
+        return await self._change(principal, request, "remove")
+
+    async def _change(self, principal: Principal, request: Change, name: str) -> messages.Reply | msgspec.Raw:
+        ends = asyncio.get_running_loop().time() + request.deadline_ms / 1000
+        block_ids, key = self._prepare(principal, request)
+        self.changes += 1
+        applied = 0
+        failed: list[messages.ErrorBody] = []
+        for attempt in range(ATTEMPTS):
+            left_s = max(0.001, ends - asyncio.get_running_loop().time())
+            pieces = planning.plan_change(request, block_ids, key, self._map(), max(1, int(left_s * SLICE * 1000)))
+            if len(pieces) == 1:
+                results = [await self._links.change(pieces[0].shard, name, pieces[0].request, left_s)]
+            else:
+                results = await asyncio.gather(
+                    *(self._links.change(piece.shard, name, piece.request, left_s) for piece in pieces)
+                )
+            failed = [result for result in results if isinstance(result, messages.ErrorBody)]
+            if not failed:
+                replies = [result for result in results if isinstance(result, msgspec.Raw)]
+                if len(replies) == 1:
+                    return replies[0]
+                if name == "insert":
+                    return planning.join_inserts([decode(reply, messages.InsertReply) for reply in replies])
+                return planning.join_removes([decode(reply, messages.RemoveReply) for reply in replies])
+            applied = len(results) - len(failed)
+            if attempt + 1 == ATTEMPTS or all(error.code != "wrong_shard" for error in failed):
+                break
+            # What was applied already is a repetition under the new map, and harmless.
+            await self._refresh()
+        raise RemoteError(planning.joined_outcome(applied, failed))
+
+    def _prepare(self, principal: Principal, request: Change) -> tuple[bytes, NamespaceKey]:
+        """Block IDs and key of a change, after all that can be checked here."""
+        spec, key = self._find(principal, request)
+        self._keyless.own_worker(principal, Worker(request.worker, request.dp_rank))
+        if request.more:
+            raise BadRequestError("more: only a router gives it, to a shard", field="more")
+        block_ids = sequence(request, spec)
+        if not block_ids:
+            raise BadRequestError("block_ids: empty; a change names at least one block", field="block_ids")
+        return block_ids, key
+
+    # --- batches ------------------------------------------------------------------------------------------------------
+
+    async def batch(self, principal: Principal, request: messages.BatchRequest) -> messages.BatchReply:
+        """Several at once: the items of a shard go to it together, in their order."""
+        slot_map = self._map()
+        results: list[messages.Reply | msgspec.Raw | None] = [None] * len(request.items)
+        together: dict[str, list[tuple[int, messages.BatchItem]]] = {}
+        now = asyncio.get_running_loop().time()
+        for number, item in enumerate(request.items):
+            change = not isinstance(item, messages.MatchRequest)
+            try:
+                principal.require("insert" if change else "match")
+                planned = self._plan_item(principal, item, slot_map)
+            except SarpError as error:
+                results[number] = reply_for(error, change=change)
+                continue
+            if isinstance(planned, messages.MatchReply):
+                results[number] = planned
+            elif planned is not None:
+                shard, message = planned
+                together.setdefault(shard, []).append((number, message))
+        await asyncio.gather(
+            *(self._send_batch(shard, batch, now, request, results) for shard, batch in together.items())
+        )
+        # Cut in stretches, or planned by an old map: each by itself, behind the rest, in their order.
+        again = [number for number, result in enumerate(results) if result is None]
+        for number in again:
+            results[number] = await self._by_itself(principal, request.items[number])
+        return messages.BatchReply(
+            results=[one if isinstance(one, msgspec.Raw) else msgspec.Raw(encode(one)) for one in results]
+        )
+
+    def _plan_item(
+        self, principal: Principal, item: messages.BatchItem, slot_map: SlotMap
+    ) -> tuple[str, messages.BatchItem] | messages.MatchReply | None:
+        """Which shard does this item, as what; None: more than one does. A match of nothing is answered here."""
+        if isinstance(item, messages.MatchRequest):
+            spec, key = self._find(principal, item)
+            block_ids = sequence(item, spec)
+            self.matches += 1
+            if not block_ids:
+                return planning.nothing(None, slot_map.epoch)
+            pieces = planning.plan_match(block_ids, key, slot_map)
+            if len(pieces) > 1:
+                return None
+            deadline_ms = max(1, int(item.deadline_ms * SLICE))
+            return pieces[0].stretch.shard, planning.match_request(item, pieces[0], slot_map.epoch, deadline_ms, True)
+        block_ids, key = self._prepare(principal, item)
+        changes = planning.plan_change(item, block_ids, key, slot_map, max(1, int(item.deadline_ms * SLICE)))
+        if len(changes) > 1:
+            return None
+        self.changes += 1
+        return changes[0].shard, changes[0].request
+
+    async def _send_batch(
+        self,
+        shard: str,
+        batch: Sequence[tuple[int, messages.BatchItem]],
+        begun: float,
+        request: messages.BatchRequest,
+        results: list[messages.Reply | msgspec.Raw | None],
+    ) -> None:
+        """Ask a shard for its items; what was planned by an old map is left without a result."""
+        numbers = [number for number, _ in batch]
+        items = [item for _, item in batch]
+        deadline_ms = max(request.items[number].deadline_ms for number in numbers)
+        left_s = begun + deadline_ms / 1000 - asyncio.get_running_loop().time()
+        answer = await self._links.change(shard, "batch", messages.BatchRequest(items=items), max(0.001, left_s))
+        if isinstance(answer, messages.ErrorBody):
+            for number in numbers:
+                results[number] = self._failed(request.items[number], answer)
+            return
+        stale = False
+        for number, raw in zip(numbers, decode(answer, messages.BatchReply).results, strict=True):
+            if not bytes(raw).startswith(ERROR_BEGINS):
+                results[number] = raw
+                continue
+            error = decode(raw, messages.ErrorReply).error
+            if error.code == "wrong_shard":
+                stale = True
+            else:
+                results[number] = self._failed(request.items[number], error)
+        if stale:
+            await self._refresh()
+
+    def _failed(self, item: messages.BatchItem, error: messages.ErrorBody) -> messages.Reply:
+        """The result of an item that its shard did not do."""
+        if not isinstance(item, messages.MatchRequest):
+            return messages.ErrorReply(error=error)
+        try:
+            reason = "shard_slow" if error.code == "timeout" else match_reason(error)
+        except RemoteError as refused:
+            return reply_for(refused)
+        return planning.nothing(self._links.count(reason), self._view.epoch)
+
+    async def _by_itself(self, principal: Principal, item: messages.BatchItem) -> messages.Reply | msgspec.Raw:
+        try:
+            match item:
+                case messages.MatchRequest():
+                    return await self.match(principal, item)
+                case messages.InsertRequest():
+                    return await self.insert(principal, item)
+                case messages.RemoveRequest():
+                    return await self.remove(principal, item)
+        except SarpError as error:
+            return reply_for(error, change=not isinstance(item, messages.MatchRequest))
+
+    # --- what both need -----------------------------------------------------------------------------------------------
+
+    def _find(
+        self, principal: Principal, request: messages.MatchRequest | Change
+    ) -> tuple[NamespaceSpec, NamespaceKey]:
+        entry = self._keyless.namespace(principal, request.namespace)
+        if request.position:
+            raise BadRequestError("position: a router is asked for whole sequences", field="position")
+        purges = self._view.registry.purges(entry.spec.tenant)
+        known = self._keys.get(entry.id)
+        if known is None or known[0] != purges:
+            key = NamespaceKey(derive_namespace_key(self._secret, entry.spec, purges))
+            known = self._keys[entry.id] = purges, key
+        return entry.spec, known[1]
+
+    def _map(self) -> SlotMap:
+        if self._view.slot_map is None:
+            raise RecoveringError("this router has no slot map yet", retry_after_ms=limits.HEARTBEAT_MS)
+        return self._view.slot_map
+
+
+ERROR_BEGINS: Final = encode({"error": 0})[:7]
+"""How a result begins that is an ErrorReply: a map of one, whose key is "error"."""

@@ -1,0 +1,276 @@
+"""From a request to what each shard is asked, and from their answers to one (design §7). Pure.
+
+Nothing is replicated and nothing has to be kept in step: each stretch has one owner, and the joined answer equals that
+of one index that holds everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sarp_cluster.cluster.placement import ID_BYTES, Stretch, placement_key, slot_of, stretches
+from sarp_cluster.cluster.slot_map import SlotMap
+from sarp_cluster.core.block_id import NamespaceKey
+from sarp_cluster.errors import BadRequestError, UnknownPrefixError
+from sarp_cluster.wire import messages
+from sarp_cluster.wire.block_input import root_of
+
+
+class MatchPiece(NamedTuple):
+    """What one owner is asked for a match: one stretch."""
+
+    stretch: Stretch
+    block_ids: bytes
+
+
+class ChangePiece(NamedTuple):
+    """What one shard is asked for a change: all its stretches at once, so that its seq covers them all."""
+
+    shard: str
+    request: messages.InsertRequest | messages.RemoveRequest
+
+
+def plan_match(block_ids: bytes, key: NamespaceKey, slot_map: SlotMap) -> list[MatchPiece]:
+    """The stretches of a query, in order; none for an empty one."""
+    return [
+        MatchPiece(one, block_ids[one.start * ID_BYTES : one.end * ID_BYTES])
+        for one in stretches(block_ids, key, slot_map)
+    ]
+
+
+def match_request(
+    request: messages.MatchRequest, piece: MatchPiece, epoch: int, deadline_ms: int, alone: bool
+) -> messages.MatchRequest:
+    """What is sent for a stretch. The list of workers is cut after the answers are joined."""
+    return messages.MatchRequest(
+        namespace=request.namespace,
+        block_ids=piece.block_ids,
+        position=piece.stretch.start,
+        epoch=epoch,
+        detail=request.detail if alone or request.detail == "blocks" else "workers",
+        tiers=request.tiers,
+        workers=request.workers,
+        max_workers=request.max_workers if alone else None,
+        deadline_ms=deadline_ms,
+    )
+
+
+def join_matches(
+    request: messages.MatchRequest,
+    pieces: Sequence[MatchPiece],
+    answers: Sequence[messages.MatchReply | messages.Reason],
+    block_size: int,
+    epoch: int,
+) -> messages.MatchReply:
+    """One answer of those of the stretches; a Reason stands for one that did not come.
+
+    A stretch counts as far as each before it is matched, and held, to its end. So what lies behind the first that ends
+    early changes nothing, whether its owner answered or not.
+    """
+    matched = 0
+    holders: dict[tuple[str, int], list[int]] = {}
+    blocks: list[list[messages.Location]] = []
+    degraded: list[messages.Reason] = []
+    truncated = False
+    for piece, answer in zip(pieces, answers, strict=True):
+        start, end = piece.stretch.start, piece.stretch.end
+        if isinstance(answer, str):
+            degraded.append(answer)
+            break
+        degraded += [reason for reason in answer.degraded if reason not in degraded]
+        truncated = truncated or answer.truncated
+        for one in answer.workers:
+            name = (one.worker, one.dp_rank)
+            reach = holders.setdefault(name, [0, 0, 0, 0]) if start == 0 else holders.get(name)
+            if reach is not None:
+                for tier, further in enumerate((one.gpu, one.cpu, one.ssd, one.remote)):
+                    if reach[tier] == start:
+                        reach[tier] = start + further
+        blocks += answer.blocks or ()
+        matched = start + answer.matched_blocks
+        if matched < end or not answer.complete:
+            break
+    workers = [
+        messages.WorkerMatch(worker=name, dp_rank=rank, gpu=reach[0], cpu=reach[1], ssd=reach[2], remote=reach[3])
+        for (name, rank), reach in holders.items()
+        if reach[3]
+    ]
+    workers.sort(key=lambda one: (-one.remote, one.worker, one.dp_rank))
+    if request.max_workers is not None and len(workers) > request.max_workers:
+        del workers[request.max_workers :]
+        truncated = True
+    return messages.MatchReply(
+        matched_blocks=matched,
+        matched_tokens=matched * block_size,
+        workers=[] if request.detail == "none" else workers,
+        truncated=truncated,
+        complete=not degraded,
+        degraded=degraded,
+        epoch=epoch,
+        blocks=blocks if request.detail == "blocks" else None,
+    )
+
+
+def nothing(reason: messages.Reason | None, epoch: int) -> messages.MatchReply:
+    """The answer to a match of which nothing is known, or (None) of which there is nothing to know."""
+    return messages.MatchReply(
+        matched_blocks=0,
+        matched_tokens=0,
+        workers=[],
+        truncated=False,
+        complete=reason is None,
+        degraded=[] if reason is None else [reason],
+        epoch=epoch,
+    )
+
+
+def plan_change(
+    request: messages.InsertRequest | messages.RemoveRequest,
+    block_ids: bytes,
+    key: NamespaceKey,
+    slot_map: SlotMap,
+    deadline_ms: int,
+) -> list[ChangePiece]:
+    """What each shard is asked for a change, in the order of its first stretch.
+
+    Stretches that lie wholly before `first`, or behind `last`, are left out: nothing of them changes.
+    """
+    count = len(block_ids) // ID_BYTES
+    if isinstance(request, messages.InsertRequest):
+        if request.offset:
+            return [_plan_tail(request, block_ids, key, slot_map, deadline_ms)]
+        last = count
+    else:
+        last = count if request.last is None else request.last
+    if not 0 <= request.first < last or last > count:
+        raise BadRequestError(
+            f"first: {request.first} to {last} is not a range within the sequence's {count} blocks", field="first"
+        )
+    by_shard: dict[str, list[messages.Part]] = {}
+    for one in stretches(block_ids, key, slot_map):
+        if one.end <= request.first or one.start >= last:
+            continue
+        part = messages.Part(
+            position=one.start,
+            block_ids=block_ids[one.start * ID_BYTES : one.end * ID_BYTES],
+            first=max(0, request.first - one.start),
+            last=min(last, one.end) - one.start,
+        )
+        by_shard.setdefault(one.shard, []).append(part)
+    return [
+        ChangePiece(shard, _change_request(request, parts, slot_map.epoch, deadline_ms))
+        for shard, parts in by_shard.items()
+    ]
+
+
+def _change_request(
+    request: messages.InsertRequest | messages.RemoveRequest,
+    parts: Sequence[messages.Part],
+    epoch: int,
+    deadline_ms: int,
+) -> messages.InsertRequest | messages.RemoveRequest:
+    *more, main = parts
+    if isinstance(request, messages.InsertRequest):
+        return messages.InsertRequest(
+            namespace=request.namespace,
+            block_ids=main.block_ids,
+            position=main.position,
+            epoch=epoch,
+            worker=request.worker,
+            dp_rank=request.dp_rank,
+            generation=request.generation,
+            first=main.first,
+            seq=request.seq,
+            durable=request.durable,
+            deadline_ms=deadline_ms,
+            tier=request.tier,
+            handle=request.handle,
+            more=more,
+        )
+    return messages.RemoveRequest(
+        namespace=request.namespace,
+        block_ids=main.block_ids,
+        position=main.position,
+        epoch=epoch,
+        worker=request.worker,
+        dp_rank=request.dp_rank,
+        generation=request.generation,
+        first=main.first,
+        last=main.last,
+        seq=request.seq,
+        durable=request.durable,
+        deadline_ms=deadline_ms,
+        tier=request.tier,
+        more=more,
+    )
+
+
+def _plan_tail(
+    request: messages.InsertRequest, block_ids: bytes, key: NamespaceKey, slot_map: SlotMap, deadline_ms: int
+) -> ChangePiece:
+    """An insert from an offset: placed by its root. Where its sequence is cut, only the whole of it can be placed."""
+    root = root_of(request.root)
+    if root is None:
+        raise BadRequestError("root: an insert from an offset needs the first block's ID", field="root")
+    first = placement_key(root, key)
+    cut = slot_map.splits.get(first)
+    if cut is not None and cut < request.offset + len(block_ids) // ID_BYTES:
+        raise UnknownPrefixError(
+            f"offset: this sequence is cut at position {cut}; send its block IDs from position 0", field="offset"
+        )
+    sent = messages.InsertRequest(
+        namespace=request.namespace,
+        block_ids=block_ids,
+        epoch=slot_map.epoch,
+        worker=request.worker,
+        dp_rank=request.dp_rank,
+        generation=request.generation,
+        first=request.first,
+        offset=request.offset,
+        root=root,
+        seq=request.seq,
+        durable=request.durable,
+        deadline_ms=deadline_ms,
+        tier=request.tier,
+        handle=request.handle,
+    )
+    return ChangePiece(slot_map.owner(slot_of(first)), sent)
+
+
+def join_inserts(replies: Sequence[messages.InsertReply]) -> messages.InsertReply:
+    """One reply of those of all shards, which have all applied their part."""
+    return messages.InsertReply(
+        applied=any(reply.applied for reply in replies),
+        durable=all(reply.durable for reply in replies),
+        blocks_added=sum(reply.blocks_added for reply in replies),
+        epoch=max(reply.epoch for reply in replies),
+    )
+
+
+def join_removes(replies: Sequence[messages.RemoveReply]) -> messages.RemoveReply:
+    """The same for a removal."""
+    return messages.RemoveReply(
+        segments_changed=sum(reply.segments_changed for reply in replies),
+        durable=all(reply.durable for reply in replies),
+        epoch=max(reply.epoch for reply in replies),
+    )
+
+
+def joined_outcome(applied: int, errors: Sequence[messages.ErrorBody]) -> messages.ErrorBody:
+    """The error of a change of which some parts failed, with what is known of the whole."""
+    body = errors[0]
+    outcomes = {error.outcome or "unknown" for error in errors}
+    outcome: messages.Outcome = "not_applied"
+    if applied or "partly_applied" in outcomes:
+        outcome = "partly_applied"
+    elif "unknown" in outcomes:
+        outcome = "unknown"
+    return messages.ErrorBody(
+        code=body.code,
+        message=body.message,
+        field=body.field,
+        retry_after_ms=body.retry_after_ms,
+        outcome=outcome,
+        epoch=body.epoch,
+    )

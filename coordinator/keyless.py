@@ -220,6 +220,9 @@ class KeylessChanges:
         """Told of each new number of the registry, before it is spread."""
         self._given = 0
         """Highest number ever given. One that could not be kept may be kept all the same: it is not given again."""
+        self._keeping = (
+            asyncio.Lock()
+        )  # the registry and the membership change together; held across the membership only
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue(limits.CHANGES_WAITING_MAX)
 
     async def change(self, change: KeylessChange) -> Changed:
@@ -230,6 +233,16 @@ class KeylessChanges:
         except asyncio.QueueFull:
             raise OverloadedError(f"{limits.CHANGES_WAITING_MAX} changes without a key wait already") from None
         return await made
+
+    async def take_over(self, entries: list[Entry], number: int) -> None:
+        """A shard knows later changes than the membership does: keep them."""
+        async with self._keeping:
+            await self._keep(entries, number)
+
+    async def _keep(self, entries: list[Entry], number: int) -> None:
+        await self._membership.put_entries(entries, number)
+        self._registry.apply(entries, number)
+        self._numbered(self._registry.number)
 
     async def run(self) -> None:
         """Make changes, for ever."""
@@ -250,20 +263,19 @@ class KeylessChanges:
                 raise
 
     async def _make(self, batch: list[_Waiting]) -> None:
-        draft = _Draft(self._registry, self._given)
         decided: list[tuple[_Waiting, Entry]] = []
-        for one in batch:
-            try:
-                decided.append((one, decide(draft, one.change)))
-            except SarpError as error:
-                _fail([one], error)
-        if not decided:
-            return
-        if draft.entries:
-            self._given = draft.number
-            await self._membership.put_entries(draft.entries, draft.number)
-            self._registry.apply(draft.entries, draft.number)
-            self._numbered(self._registry.number)
+        async with self._keeping:
+            draft = _Draft(self._registry, self._given)
+            for one in batch:
+                try:
+                    decided.append((one, decide(draft, one.change)))
+                except SarpError as error:
+                    _fail([one], error)
+            if not decided:
+                return
+            if draft.entries:
+                self._given = draft.number
+                await self._keep(draft.entries, draft.number)
         missing = await self._spread(max(entry.number for _, entry in decided))
         for one, entry in decided:
             if not one.made.done():

@@ -215,6 +215,12 @@ RECONNECT_MS_MAX: Final = 500
 WORKERS_LISTED_MAX: Final = 65_536
 """Workers that a request may name, or a list has."""
 
+ROUTERS_MAX: Final = 4_096
+"""Routers of one cluster."""
+
+ROUTER_FORGOTTEN_MS: Final = 60_000
+"""A router that was not heard for so long makes room for others."""
+
 CHANGES_WAITING_MAX: Final = 4_096
 """Changes without a key that wait for their number; more are refused."""
 

@@ -20,6 +20,7 @@ from sarp_cluster.cluster.view_file import ShardPlace, ViewContent, load_view, s
 from sarp_cluster.errors import SarpError
 from sarp_cluster.observe.metrics import Metric, render
 from sarp_cluster.observe.page import page
+from sarp_cluster.storage.file_system import DISK, FileSystem
 from sarp_cluster.storage.record_file import RecordFile
 from sarp_cluster.types import Worker
 from sarp_cluster.wire import control, messages, view_replies
@@ -43,8 +44,9 @@ CONTROL: Final = ("cluster", "events", "snapshot_shard", "recover_shard", "drain
 class RouterService:
     """See sarp_cluster.wire.service.Service."""
 
-    def __init__(self, settings: NodeSettings) -> None:
+    def __init__(self, settings: NodeSettings, *, file_system: FileSystem = DISK) -> None:
         self._settings = settings
+        self._file_system = file_system
         self.view = ClusterView()
         hello = control.Hello(version=control.PROTOCOL_VERSION, credential=settings.node_token, node=settings.node)
         self.links = Links(self.view, hello)
@@ -249,7 +251,7 @@ class RouterService:
 
     async def run(self, stop: asyncio.Event) -> int:
         """Serve until `stop`. Returns the exit status."""
-        self._view_file = await RecordFile.open(self._settings.directory / "view")
+        self._view_file = await RecordFile.open(self._settings.directory / "view", self._file_system)
         content = await load_view(self._view_file)
         if content is not None:
             self.view.cluster = content.cluster

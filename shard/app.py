@@ -13,6 +13,7 @@ from sarp_cluster.config import IndexConfig
 from sarp_cluster.errors import BadRequestError, RecoveringError
 from sarp_cluster.observe.metrics import Metric, render
 from sarp_cluster.observe.page import page
+from sarp_cluster.storage.file_system import DISK, FileSystem
 from sarp_cluster.types import Worker
 from sarp_cluster.wire import control, messages, view_replies
 from sarp_cluster.wire.auth import Authenticator, Principal
@@ -31,10 +32,10 @@ WATCH_S: Final = 0.2
 class ShardService:
     """See sarp_cluster.wire.service.Service."""
 
-    def __init__(self, settings: NodeSettings, config: IndexConfig) -> None:
+    def __init__(self, settings: NodeSettings, config: IndexConfig, *, file_system: FileSystem = DISK) -> None:
         self._settings = settings
         self.view = ClusterView()
-        self.life = Lifecycle(settings, config, self.view)
+        self.life = Lifecycle(settings, config, self.view, file_system=file_system)
         self.keyless = Keyless(self.view, settings.secret, self.life.line.peer, self._entered, self._silent)
         self.blocks = Blocks(settings.node, self.view, self.keyless)
         self._handlers: dict[str, Handler] = {

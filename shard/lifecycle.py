@@ -11,7 +11,6 @@ import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from time import monotonic
 from typing import Any, Final
 
 from sarp_cluster.cluster.registry import Entry, NamespaceEntry, Registry, TenantEntry, WorkerEntry
@@ -66,7 +65,7 @@ class Lifecycle:
         self._taking = asyncio.Lock()  # one change of the view at a time; held across our own disk only
         self._caught_up = asyncio.Event()
         self._opened = False
-        self._snapshot_at = monotonic()
+        self._snapshot_at = asyncio.get_running_loop().time()
         self._snapshots_taken = 0
         self.ended = asyncio.Event()
         """Drained: the process may end."""
@@ -93,7 +92,8 @@ class Lifecycle:
             self.view.registry = content.registry()
             self.view.addresses = {place.shard: Address(place.http, place.stream) for place in content.nodes}
         self.store_identity = await self._identity(directory / "identity")
-        begun = monotonic()
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
         self.index = await Index.open(
             directory / "index",
             self._config,
@@ -101,7 +101,7 @@ class Lifecycle:
             progress=self._replaying,
             file_system=self._file_system,
         )
-        self.recovery_s = monotonic() - begun
+        self.recovery_s = loop.time() - begun
         self.liveness = Liveness(self.index.state.workers)
         self.index.state.live_mask = self.liveness.mask
         # What is in the view was made durable in the index before; a crash in between may have left it out of there.
@@ -172,12 +172,12 @@ class Lifecycle:
 
     def report(self) -> tuple[str, Any]:
         """See wire.coordination.Reporting."""
-        index = self.index
+        index, now = self.index, asyncio.get_running_loop().time()
         statistics = None if index is None else index.statistics()
         snapshots = None if index is None else index.snapshots
         if snapshots is not None and snapshots.taken != self._snapshots_taken:
             self._snapshots_taken = snapshots.taken
-            self._snapshot_at = monotonic()
+            self._snapshot_at = now
         return "shard_heartbeat", control.ShardHeartbeat(
             shard=self._settings.node,
             store=self.store_identity or "opening",
@@ -194,7 +194,7 @@ class Lifecycle:
             resident_bytes=0 if statistics is None else statistics.resident_bytes,
             disk_bytes=0 if statistics is None else statistics.disk_bytes,
             log_bytes=0 if snapshots is None else snapshots.log_bytes,
-            snapshot_age_s=monotonic() - self._snapshot_at,
+            snapshot_age_s=now - self._snapshot_at,
             recovery_s=self.recovery_s,
         )
 

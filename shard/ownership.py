@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sarp_cluster.cluster.placement import ID_BYTES, placement_key, slot_of, stretches
+from sarp_cluster.cluster.placement import ID_BYTES, slot_of
 from sarp_cluster.cluster.slot_map import SlotMap
 from sarp_cluster.cluster.view import ClusterView
 from sarp_cluster.core.block_id import NamespaceKey
@@ -23,18 +23,14 @@ class Ownership:
         it tell, so who sends one from the middle has to have cut it by the same map.
         """
         slot_map = self._map(position, epoch)
-        if not block_ids:
-            return
-        first = stretches(block_ids, key, slot_map, position)[0]
-        if first.shard != self._shard:
-            raise self._wrong(f"they belong to {first.shard}")
-        if first.end < position + len(block_ids) // ID_BYTES:
-            raise self._wrong(f"the sequence is cut at position {first.end}")
+        if block_ids:
+            self._check_first(key.internal_id(block_ids, 0), slot_map, position, position + len(block_ids) // ID_BYTES)
 
     def check_tail(self, root: bytes, key: NamespaceKey, end: int, position: int, epoch: int | None) -> None:
         """The same for a stretch of which only the first block ID, and its end, are given."""
-        slot_map = self._map(position, epoch)
-        first = placement_key(root, key)
+        self._check_first(key.internal_id(root, 0), self._map(position, epoch), position, end)
+
+    def _check_first(self, first: int, slot_map: SlotMap, position: int, end: int) -> None:
         owner = slot_map.owner(slot_of(first))
         if owner != self._shard:
             raise self._wrong(f"they belong to {owner}")

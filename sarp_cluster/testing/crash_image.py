@@ -237,7 +237,7 @@ def materialise(record: CrashFileSystem, crash: int, seed: int, target: Path) ->
 
     `crash` may be the number of operations: all of them have ended. The same numbers give the same again.
     """
-    rng = random.Random(f"{seed}/{crash}")  # noqa: S311  # not for secrets
+    rng = random.Random(f"{seed}/{crash}")  # not for secrets
     known, files = _play(record, crash)
     names = known.survivors(rng, seed)
     target.mkdir(mode=0o700)

@@ -38,8 +38,11 @@ class ShardLine:
 
     async def probe(self) -> bool:
         """Is it well? Whoever has its address now and is somebody else is not."""
+        limit_s = limits.PROBE_MS / 1000
         try:
-            reply = await self.peer.call("probe", control.ProbeRequest(), control.ProbeReply, limits.PROBE_MS / 1000)
+            async with asyncio.timeout(limit_s):
+                await self.peer.wait_connected()
+                reply = await self.peer.call("probe", control.ProbeRequest(), control.ProbeReply, limit_s)
         except (SarpError, TimeoutError):
             return False
         return reply.node == self._shard.name

@@ -303,6 +303,8 @@ class StateMachine:
         shard.holder, shard.lease_end, shard.killed_at, shard.heard_at = None, now, None, None
         if shard.state != "down":
             self._move(shard, "down", f"its process ended ({pid})" if pid else "it has no process", now, out)
+        elif pid:
+            out.append(Note(name, "process_ended", f"process {pid}, before it was heard"))
         if shard.drained:
             out.append(Note(name, "shard_drained", "its process has ended; it is not started again"))
         else:

@@ -12,8 +12,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from router import planning
-from router.forwarding import Links, match_reason
+from router.forwarding import Links
 from sarp_cluster import limits
 from sarp_cluster.cluster.slot_map import SlotMap
 from sarp_cluster.cluster.view import ClusterView
@@ -21,7 +20,7 @@ from sarp_cluster.core.block_id import NamespaceKey
 from sarp_cluster.core.namespace import derive_namespace_key
 from sarp_cluster.errors import BadRequestError, RecoveringError, SarpError
 from sarp_cluster.types import NamespaceSpec, Worker
-from sarp_cluster.wire import messages
+from sarp_cluster.wire import messages, planning
 from sarp_cluster.wire.auth import Principal
 from sarp_cluster.wire.block_input import sequence
 from sarp_cluster.wire.codec import decode, encode
@@ -236,7 +235,7 @@ class Blocks:
         if not isinstance(item, messages.MatchRequest):
             return messages.ErrorReply(error=error)
         try:
-            reason = "shard_slow" if error.code == "timeout" else match_reason(error)
+            reason = "shard_slow" if error.code == "timeout" else planning.match_reason(error)
         except RemoteError as refused:
             return reply_for(refused)
         return planning.nothing(self._links.count(reason), self._view.epoch)

@@ -148,34 +148,52 @@ class Blocks:
     # --- batches ------------------------------------------------------------------------------------------------------
 
     async def batch(self, principal: Principal, request: messages.BatchRequest) -> messages.BatchReply:
-        """Several at once: the items of a shard go to it together, in their order."""
-        slot_map = self._map()
+        """Several at once: the items of a shard go to it together, in their order (see planning.Turn)."""
         results: list[messages.Reply | msgspec.Raw | None] = [None] * len(request.items)
-        together: dict[str, list[tuple[int, messages.BatchItem]]] = {}
-        now = asyncio.get_running_loop().time()
+        turn = planning.Turn()
         for number, item in enumerate(request.items):
             change = not isinstance(item, messages.MatchRequest)
             try:
                 principal.require("insert" if change else "match")
-                planned = self._plan_item(principal, item, slot_map)
+                planned = self._plan_item(principal, item, self._map())
             except SarpError as error:
                 results[number] = reply_for(error, change=change)
                 continue
             if isinstance(planned, messages.MatchReply):
                 results[number] = planned
-            elif planned is not None:
-                shard, message = planned
-                together.setdefault(shard, []).append((number, message))
-        await asyncio.gather(
-            *(self._send_batch(shard, batch, now, request, results) for shard, batch in together.items())
-        )
-        # Cut in stretches, or planned by an old map: each by itself, behind the rest, in their order.
-        again = [number for number, result in enumerate(results) if result is None]
-        for number in again:
-            results[number] = await self._by_itself(principal, request.items[number])
+                continue
+            if not turn.takes(change=change, cut=planned is None):
+                await self._take_turn(principal, turn, request, results)
+                turn = planning.Turn()
+            turn.add(number, planned, change=change)
+        await self._take_turn(principal, turn, request, results)
         return messages.BatchReply(
             results=[one if isinstance(one, msgspec.Raw) else msgspec.Raw(encode(one)) for one in results]
         )
+
+    async def _take_turn(
+        self,
+        principal: Principal,
+        turn: planning.Turn,
+        request: messages.BatchRequest,
+        results: list[messages.Reply | msgspec.Raw | None],
+    ) -> None:
+        async def by_itself(number: int) -> None:
+            results[number] = await self._by_itself(principal, request.items[number])
+
+        begun = asyncio.get_running_loop().time()
+        await asyncio.gather(
+            *(self._send_batch(shard, batch, begun, request, results) for shard, batch in turn.together.items()),
+            *(by_itself(number) for number in turn.cut),
+        )
+        for number in turn.numbers:
+            if results[number] is not None:
+                continue
+            # It was planned by an old map.
+            if planning.overtaken(request.items, number, [applied(result) for result in results]):
+                results[number] = messages.ErrorReply(error=planning.OVERTAKEN)
+            else:
+                await by_itself(number)
 
     def _plan_item(
         self, principal: Principal, item: messages.BatchItem, slot_map: SlotMap
@@ -275,3 +293,10 @@ class Blocks:
 
 ERROR_BEGINS: Final = encode({"error": 0})[:7]
 """How a result begins that is an ErrorReply: a map of one, whose key is "error"."""
+
+
+def applied(result: messages.Reply | msgspec.Raw | None) -> bool:
+    """Is this the reply to an item that was done?"""
+    if isinstance(result, msgspec.Raw):
+        return not bytes(result).startswith(ERROR_BEGINS)
+    return result is not None and not isinstance(result, messages.ErrorReply)

@@ -296,64 +296,10 @@ def joined_outcome(applied: int, errors: Sequence[messages.ErrorBody]) -> messag
     )
 
 
-OVERTAKEN: Final = messages.ErrorBody(
-    code="wrong_shard",
-    message="the slot map changed, and a later change of this worker was applied meanwhile; send again from this one "
-    "on, with new numbers",
-    retry_after_ms=1,
-    outcome="not_applied",
-)
+def may_go_on(request: messages.InsertRequest | messages.RemoveRequest, applied: int) -> bool:
+    """May a change of which some parts were refused as wrong_shard be planned anew, under the same seq?
 
-
-class Turn:
-    """Items of a batch that may be asked for at the same time: those of a shard are sent to it in one batch.
-
-    Items for one shard have to run in their order. A change that is cut goes to several shards, so it has a turn of its
-    own: sent beside the others, an earlier item could come after it, or a later one before it, whose higher seq would
-    have it taken for a repetition. Matches that are cut go beside other matches, not beside changes.
+    Not when a shard has applied a part: if the new map gives it another one as well, it would take that for a
+    repetition. The caller sends all again, with a new seq.
     """
-
-    def __init__(self) -> None:
-        self.numbers: list[int] = []
-        """Of its items, in their order."""
-        self.together: dict[str, list[tuple[int, messages.BatchItem]]] = {}
-        """What each shard is asked: number and message."""
-        self.cut: list[int] = []
-        """Those that go to several shards."""
-        self._changes = False
-        self._full = False
-
-    def takes(self, *, change: bool, cut: bool) -> bool:
-        """May this item have its turn with those that are here?"""
-        if not self.numbers:
-            return True
-        if self._full or (change and cut):
-            return False
-        return not self._changes if cut else not (change and self.cut)
-
-    def add(self, number: int, placed: tuple[str, messages.BatchItem] | None, *, change: bool) -> None:
-        """Add an item: where it goes and as what, or None when it is cut."""
-        self.numbers.append(number)
-        self._changes = self._changes or change
-        if placed is None:
-            self.cut.append(number)
-            self._full = change
-        else:
-            shard, message = placed
-            self.together.setdefault(shard, []).append((number, message))
-
-
-def overtaken(items: Sequence[messages.BatchItem], number: int, applied: Sequence[bool]) -> bool:
-    """Was a later change of the same worker applied already? Then this one's seq is over."""
-    item = items[number]
-    return (
-        isinstance(item, messages.Change)
-        and item.seq is not None
-        and any(
-            applied[later]
-            and isinstance(other, messages.Change)
-            and other.seq is not None
-            and (other.worker, other.dp_rank) == (item.worker, item.dp_rank)
-            for later, other in enumerate(items[number + 1 :], number + 1)
-        )
-    )
+    return request.seq is None or not applied

@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import pytest
+from msgspec import Raw
 
 from sarp_cluster.cluster.placement import placement_key, slot_of
 from sarp_cluster.cluster.slot_map import SlotMap
@@ -14,7 +17,8 @@ from sarp_cluster.core.block_id import NamespaceKey
 from sarp_cluster.core.namespace import derive_namespace_key
 from sarp_cluster.types import HashProfile, NamespaceSpec
 from sarp_cluster.wire import control, messages
-from sarp_cluster.wire.codec import decode
+from sarp_cluster.wire.codec import decode, encode
+from sarp_cluster.wire.faults import RemoteError
 from sarp_cluster.wire.stream_client import StreamClient
 from tests.local_cluster import NONCE, SECRET, LocalCluster, local_cluster
 
@@ -138,3 +142,57 @@ async def test_what_was_planned_by_an_old_map_is_not_done_after_a_later_change_o
         assert [one["applied"] for one in await batch(client, items)] == [True, True]
         assert [await matched(client, namespace, ids) for ids in (moves, stays)] == [3, 3]
         client.close()
+
+
+class Shards:
+    """In place of router.forwarding.Links: answers from a list."""
+
+    def __init__(self, *rounds: dict[str, Any]) -> None:
+        self._rounds = [dict(one) for one in rounds]
+        self.asked: list[tuple[str, messages.InsertRequest]] = []
+
+    async def change(self, shard: str, _: str, request: messages.InsertRequest, __: float) -> Any:
+        self.asked.append((shard, request))
+        for one in self._rounds:
+            if shard in one:
+                return one.pop(shard)
+        raise AssertionError(shard)
+
+
+def refusal(code: str, outcome: messages.Outcome) -> messages.ErrorBody:
+    return messages.ErrorBody(code=code, message="", outcome=outcome)
+
+
+REPLY: Final = Raw(encode(messages.InsertReply(applied=True, durable=True, blocks_added=1, epoch=1)))
+
+
+async def cut_insert(tmp_path: Path, shards: Shards, seq: int | None) -> messages.ErrorBody:
+    names = ("s0", "s1")
+    cut = cut_between(SlotMap.first(names, NONCE))
+    async with local_cluster(tmp_path, shards=names, splits={placement_key(cut[:8], KEY): 64}) as cluster:
+        client, namespace = await prepared(cluster)
+        cluster.routers[0].blocks._links = shards  # type: ignore[assignment]
+        request = messages.InsertRequest(namespace=namespace, block_ids=cut, worker="w", seq=seq)
+        try:
+            with pytest.raises(RemoteError) as caught:
+                await client.request("insert", request)
+        finally:
+            client.close()
+    return caught.value.body
+
+
+async def test_a_change_that_was_partly_applied_is_not_planned_anew_with_the_same_seq(tmp_path: Path) -> None:
+    """Under the new map a shard may own both parts: it would take the second one for a repetition, too."""
+    shards = Shards({"s0": REPLY, "s1": refusal("wrong_shard", "not_applied")})
+    error = await cut_insert(tmp_path, shards, seq=1)
+    assert (error.code, error.outcome) == ("wrong_shard", "partly_applied")
+    assert len(shards.asked) == 2
+
+
+async def test_what_a_first_attempt_left_open_is_told(tmp_path: Path) -> None:
+    again = {"s0": refusal("draining", "not_applied"), "s1": refusal("draining", "not_applied")}
+    for first, outcome in ((REPLY, "partly_applied"), (refusal("timeout", "unknown"), "unknown")):
+        (tmp_path / outcome).mkdir()
+        shards = Shards({"s0": first, "s1": refusal("wrong_shard", "not_applied")}, again)
+        error = await cut_insert(tmp_path / outcome, shards, seq=None)
+        assert (error.code, error.outcome) == ("draining", outcome)

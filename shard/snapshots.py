@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from time import sleep
 from typing import NamedTuple
 
 from sarp_cluster import limits
@@ -181,7 +182,7 @@ class Snapshots:
     def _write_run(self, merge: RunMerge, slots: memoryview[int], rows: memoryview[int]) -> RunEntry:
         """In a helper thread: the frozen overlay and rows become a run file."""
         while merge.step(limits.MERGE_POSTINGS_A_STEP):
-            pass
+            sleep(limits.MERGE_PAUSE_S)
         frozen = RowMerge()
         frozen.add_memory(slots, rows)
         return self._write(merge, frozen)
@@ -255,7 +256,7 @@ class Snapshots:
     def _merge_runs(self, merge: RunMerge, entries: Sequence[RunEntry]) -> RunEntry:
         """In a helper thread: postings in memory, rows from file to file."""
         while merge.step(limits.MERGE_POSTINGS_A_STEP):
-            pass
+            sleep(limits.MERGE_PAUSE_S)
         rows = RowMerge()
         for entry in entries:
             RunFile(self._directory, entry).add_rows(rows)

@@ -12,11 +12,13 @@ import struct
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from time import sleep
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sarp_cluster import limits
 from sarp_cluster.core.posting_run import PostingRun
 from sarp_cluster.errors import SnapshotDamagedError
 from sarp_cluster.storage.checksum import crc32c
@@ -83,11 +85,13 @@ def write_run_file(file_system: FileSystem, directory: Path, run: PostingRun, ro
             file_system.write(descriptor, packer.data, postings * CHUNK_BYTES)
             posting_checksums.append(packer.checksums)
             postings += packed
+            sleep(limits.MERGE_PAUSE_S)
         while packed := packer.rows(rows):
             file_system.write(descriptor, packer.data, (postings + row_chunks) * CHUNK_BYTES)
             row_entries.append(packer.entries)
             row_checksums.append(packer.checksums)
             row_chunks += packed
+            sleep(limits.MERGE_PAUSE_S)
         index = b"".join([run.index(), *posting_checksums, *row_entries, *row_checksums])
         footer = FOOTER.pack(FOOTER_MAGIC, run.number, postings, row_chunks, crc32c(index))
         file_system.write(descriptor, index + footer, (postings + row_chunks) * CHUNK_BYTES)

@@ -83,8 +83,13 @@ already read, so that it waits only for what is new."""
 BACKFILL_SEGMENTS_A_STEP: Final = 32
 """Segments that one step of the back-fill reads and registers before it yields to foreground work."""
 
-MERGE_POSTINGS_A_STEP: Final = 1 << 20
-"""Postings that a merge moves, in its helper thread and without the interpreter's lock, before it looks up."""
+MERGE_POSTINGS_A_STEP: Final = 1 << 14
+"""Postings that a merge moves, in its helper thread and without the interpreter's lock, before it pauses."""
+
+MERGE_PAUSE_S: Final = 50e-6
+"""What the helper thread that merges and writes runs sleeps after some half a millisecond's work. The scheduler may put
+it on the CPU of the loop's thread, though another is idle, and without a pause takes it off only at a tick: after up to
+4 ms where there are 250 a second."""
 
 DIRECTORY_RUNS_MAX: Final = 6
 """Runs of the routing directory above which the newest are merged: each is asked in turn."""

@@ -41,6 +41,10 @@ class IndexState:
         self.workers = WorkerTable()
         self.answering = Answering(self.workers)
         self.readers = ThreadPoolExecutor(READ_THREADS, "sarp-read")
+        self.healed = 0
+        """Segments that were repaired, or healed by inserts, since the index was opened."""
+        self.repairing = asyncio.Lock()
+        """Held across our own reads only (shard.repair)."""
         self.idle_searches: deque[Search] = deque(maxlen=IDLE_MAX)
         self.idle_insertions: deque[Insertion] = deque(maxlen=IDLE_MAX)
 

@@ -7,8 +7,11 @@ comes back: not later, not from a snapshot, not from the log.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import os
 import random
+import shutil
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +21,7 @@ import pytest
 
 from sarp_cluster.config import IndexConfig
 from sarp_cluster.errors import CorruptRecordError
+from sarp_cluster.storage.record import read_frame
 from sarp_cluster.storage.store_directory import log_file_name
 from sarp_cluster.storage.verify import verify
 from sarp_cluster.testing.reference_index import chained_block_ids
@@ -362,3 +366,133 @@ async def test_any_damage_heals_when_everything_is_inserted_again(
         await asyncio.to_thread(check_verified, tmp_path / "store", named=False)  # it may be reclaimed
         if rng.randrange(2):
             await asyncio.to_thread(forget_snapshots, tmp_path / "store")
+
+
+# --- in between -------------------------------------------------------------------------------------------------------
+
+
+def cut_copy(source: Path, directory: Path, length: int, *, snapshots: bool) -> None:
+    """A copy of a store as a crash would leave it that cut off the end of its last log file."""
+    shutil.rmtree(directory, ignore_errors=True)
+    shutil.copytree(source, directory)
+    last = sorted(directory.glob("log-*"))[-1]
+    last.write_bytes(last.read_bytes()[:length])
+    if not snapshots:
+        forget_snapshots(directory)
+
+
+def boundaries(directory: Path, begin: int) -> list[int]:
+    """Where records of the first log file end, from this offset on."""
+    data, ends = (directory / log_file_name(1)).read_bytes(), []
+    while begin < len(data):
+        header = read_frame(data, begin, 1, begin)
+        assert header is not None
+        begin += (32 + header.payload_bytes + 7) // 8 * 8
+        ends.append(begin)
+    return ends
+
+
+@pytest.mark.parametrize("snapshots", [True, False], ids=["snapshot", "log"])
+async def test_a_crash_at_any_record_of_the_healing(tmp_path: Path, snapshots: bool) -> None:
+    """Either it has happened or not, and then it happens again."""
+    sequences = (ORIGIN, *COPIES, STEM)
+    async with Store.opened(tmp_path / "store") as store:
+        for tokens in sequences:
+            await store.insert(tokens)
+        await store.index.snapshot()
+        before = store.index.store.position[1]
+        await store.spoil(*(row["slot"] for row in store.rows() if row["fork"] != 5 and row["window"] != 2))
+        for tokens in reversed(sequences):
+            with contextlib.suppress(CorruptRecordError):
+                await store.insert(tokens, B)
+        for tokens in sequences:
+            await store.insert(tokens, B)
+        await store.finish()
+        for tokens in sequences:
+            await store.insert((*tokens, 7, 7), B)
+    refused = 0
+    ends = await asyncio.to_thread(boundaries, tmp_path / "store", before)
+    assert len(ends) > 30
+    for length in ends:
+        await asyncio.to_thread(cut_copy, tmp_path / "store", tmp_path / "cut", length, snapshots=snapshots)
+        try:
+            async with Store.opened(tmp_path / "cut") as store:
+                await store.index.load_all()
+                for tokens in (*reversed(sequences), *sequences):
+                    with contextlib.suppress(CorruptRecordError):
+                        await store.insert(tokens, C)
+                for tokens in sequences:
+                    assert (await store.holders(tokens))["c"] == len(tokens)
+                await store.finish()
+                for tokens in sequences:
+                    await store.remove(tokens, C)
+                for tokens in sequences:
+                    assert "c" not in await store.holders(tokens)
+        except CorruptRecordError:
+            assert not snapshots, length
+            refused += 1
+    assert snapshots or 0 < refused < len(ends) - 8
+
+
+async def test_many_meet_the_same_damage_at_once(tmp_path: Path) -> None:
+    async with Store.opened(tmp_path / "store") as store:
+        sequences = (ORIGIN, *COPIES)
+        for tokens in sequences:
+            await store.insert(tokens)
+        await store.spoil(*(row["slot"] for row in store.rows() if row["fork"] != 4))
+        workers = [Worker(f"w{number}") for number in range(5)]
+        async with asyncio.TaskGroup() as group:
+            for worker in workers:
+                for tokens in sequences:
+                    group.create_task(store.insert(tokens, worker))
+        for tokens in sequences:
+            held = await store.holders(tokens)
+            assert {name: held[name] for name in held if name != "a"} == {
+                one.instance_id: len(tokens) for one in workers
+            }
+        await store.finish()
+        assert store.index.statistics().blocks == len({tokens[:end] for tokens in sequences for end in range(1, 99)})
+
+
+async def test_a_record_behind_the_last_snapshot_that_was_healed(tmp_path: Path) -> None:
+    """The store opens from the log; the snapshot cannot be used any more, and that is remembered."""
+    async with Store.opened(tmp_path / "store") as store:
+        await store.insert(STEM[:20])
+        await store.index.snapshot()
+        await store.insert(STEM)
+        await store.spoil(leaf(store.rows()))
+        await store.insert(STEM, B)
+        await store.insert(tuple(range(500, 530)), B)
+    async with Store.opened(tmp_path / "store") as store:
+        assert store.index.snapshots.newest is None
+        await store.index.validate()
+        assert await store.holders(STEM) == {"b": 30, "a": 24}
+        names = await asyncio.to_thread(os.listdir, tmp_path / "store")
+        assert sum(name.endswith(".bad") for name in names) == 1
+        await store.index.snapshot()
+    async with Store.opened(tmp_path / "store") as store:
+        assert store.index.snapshots.newest is not None
+        assert await store.holders(STEM) == {"b": 30, "a": 24}
+
+
+async def test_a_back_fill_waits_for_a_segment_that_cannot_be_repaired(tmp_path: Path) -> None:
+    """Its entries, without that segment, would hide it, and its blocks be stored again."""
+    long = (*range(8), *range(100, 104))
+    branches = [(*range(5), *range(200 + 10 * n, 203 + 10 * n)) for n in range(4)]
+    async with Store.opened(tmp_path / "store") as store:
+        await store.insert(long)
+        (first,) = (row["slot"] for row in store.rows() if row["window"] == 0)
+        await store.insert(branches[0])
+        await store.spoil(first)
+        await store.index.drain_backfill()
+        assert store.index.statistics().backfills_pending > 0
+        with pytest.raises(CorruptRecordError):
+            await store.insert(long[:8], B)
+        assert await store.insert(long, B) == 0
+        assert await store.insert(long[:8], B) == 0
+        await store.finish()
+        assert store.index.statistics().backfills_pending == 0
+        for tokens in branches[1:]:
+            await store.insert(tokens, B)
+        assert await store.insert(long[:8], C) == 0
+        await store.finish()

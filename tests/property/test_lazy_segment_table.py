@@ -295,12 +295,12 @@ class SegmentTableMachine(RuleBasedStateMachine):
         self.check_counters()
 
     def forget_ends(self, tail: list[tuple[str, Row, bool]]) -> None:
-        """Marks that ended since the snapshot are there again, unless their slot has another user."""
+        """Marks that ended since the snapshot are there again, unless the segment went or came after that."""
         stale = {slot for slot, one in self.snapshot.rows.items() if ROW.unpack(one)[10]}
         for kind, record, flag in tail:
             if (kind == "removal" and flag) or (kind == "image" and record["count"] < record["count_before"]):
                 stale.add(record["slot"])
-            elif kind == "image" and not record["count_before"]:
+            elif kind == "removal" or (kind == "image" and not record["count_before"]):
                 stale.discard(record["slot"])
         for slot, one in self.rows.items():
             one["stale"] = int(slot in stale)

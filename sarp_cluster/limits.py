@@ -109,6 +109,9 @@ SCRUB_SEGMENTS_A_SECOND: Final = 10_000
 SCRUB_ROWS_A_STEP: Final = 8_192
 """Rows of the segment table that one step of the scrub looks through."""
 
+PURGE_POSTINGS_A_STEP: Final = 16_384
+"""Postings that one step of background work looks at for those of segments that are gone: about a millisecond."""
+
 SCRUB_PAUSE_S: Final = 24 * 3_600
 """Seconds from the end of one round of the scrub to the next."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import secrets
@@ -115,8 +116,9 @@ class LocalCluster:
     def shard_pid(self, shard: str) -> int | None:
         """The process of a shard, as its supervisor has noted it."""
         try:
-            return int((self.directory / "coordinator" / "shards" / f"{shard}.pid").read_text().split()[0])
-        except (OSError, ValueError, IndexError):
+            noted = json.loads((self.directory / "coordinator" / "shards" / f"{shard}.pid").read_bytes())
+            return int(noted["pid"])
+        except (OSError, ValueError, KeyError):
             return None
 
     def pid(self, name: str) -> int | None:

@@ -58,7 +58,7 @@ class RouterService:
         self._saving = asyncio.Lock()  # held across our own disk only
         self._refreshing: asyncio.Task[None] | None = None
         self._draining = False
-        self.http_address = ""
+        self.http_address = self.stream_address = ""
         self._handlers: dict[str, Handler] = {
             **self.blocks.handlers,
             **self.keyless.handlers,
@@ -260,7 +260,7 @@ class RouterService:
             self.view.addresses = {place.shard: Address(place.http, place.stream) for place in content.nodes}
             self.links.changed()
         servers = await Servers.start(self, self._settings)
-        self.http_address = servers.http_address
+        self.http_address, self.stream_address = servers.http_address, servers.stream_address
         logger.info("router %s: HTTP on %s, stream on %s", self.node, servers.http_address, servers.stream_address)
         tasks = {asyncio.ensure_future(one) for one in (self.line.run(), self._tell(), stop.wait())}
         try:

@@ -12,17 +12,17 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from router import planning
-from router.forwarding import Links, match_reason
+from router.forwarding import Links
 from sarp_cluster import limits
 from sarp_cluster.cluster.slot_map import SlotMap
 from sarp_cluster.cluster.view import ClusterView
 from sarp_cluster.core.block_id import NamespaceKey
 from sarp_cluster.core.namespace import derive_namespace_key
-from sarp_cluster.errors import BadRequestError, RecoveringError, SarpError
+from sarp_cluster.errors import BadRequestError, RecoveringError
 from sarp_cluster.types import NamespaceSpec, Worker
-from sarp_cluster.wire import messages
+from sarp_cluster.wire import messages, planning
 from sarp_cluster.wire.auth import Principal
+from sarp_cluster.wire.batching import is_error, run_batch
 from sarp_cluster.wire.block_input import sequence
 from sarp_cluster.wire.codec import decode, encode
 from sarp_cluster.wire.faults import RemoteError, reply_for
@@ -111,6 +111,7 @@ class Blocks:
         self.changes += 1
         applied = 0
         failed: list[messages.ErrorBody] = []
+        """The newest first: what is not known of the first attempt is not known at all."""
         for attempt in range(ATTEMPTS):
             left_s = max(0.001, ends - asyncio.get_running_loop().time())
             pieces = planning.plan_change(request, block_ids, key, self._map(), max(1, int(left_s * SLICE * 1000)))
@@ -120,19 +121,21 @@ class Blocks:
                 results = await asyncio.gather(
                     *(self._links.change(piece.shard, name, piece.request, left_s) for piece in pieces)
                 )
-            failed = [result for result in results if isinstance(result, messages.ErrorBody)]
-            if not failed:
+            errors = [result for result in results if isinstance(result, messages.ErrorBody)]
+            if not errors:
                 replies = [result for result in results if isinstance(result, msgspec.Raw)]
                 if len(replies) == 1:
                     return replies[0]
                 if name == "insert":
                     return planning.join_inserts([decode(reply, messages.InsertReply) for reply in replies])
                 return planning.join_removes([decode(reply, messages.RemoveReply) for reply in replies])
-            applied = len(results) - len(failed)
-            if attempt + 1 == ATTEMPTS or all(error.code != "wrong_shard" for error in failed):
+            applied += len(results) - len(errors)
+            failed = errors + failed
+            if all(error.code != "wrong_shard" for error in errors):
                 break
-            # What was applied already is a repetition under the new map, and harmless.
             await self._refresh()
+            if attempt + 1 == ATTEMPTS or not planning.may_go_on(request, applied):
+                break
         raise RemoteError(planning.joined_outcome(applied, failed))
 
     def _prepare(self, principal: Principal, request: Change) -> tuple[bytes, NamespaceKey]:
@@ -150,30 +153,12 @@ class Blocks:
 
     async def batch(self, principal: Principal, request: messages.BatchRequest) -> messages.BatchReply:
         """Several at once: the items of a shard go to it together, in their order."""
-        slot_map = self._map()
-        results: list[messages.Reply | msgspec.Raw | None] = [None] * len(request.items)
-        together: dict[str, list[tuple[int, messages.BatchItem]]] = {}
-        now = asyncio.get_running_loop().time()
-        for number, item in enumerate(request.items):
-            change = not isinstance(item, messages.MatchRequest)
-            try:
-                principal.require("insert" if change else "match")
-                planned = self._plan_item(principal, item, slot_map)
-            except SarpError as error:
-                results[number] = reply_for(error, change=change)
-                continue
-            if isinstance(planned, messages.MatchReply):
-                results[number] = planned
-            elif planned is not None:
-                shard, message = planned
-                together.setdefault(shard, []).append((number, message))
-        await asyncio.gather(
-            *(self._send_batch(shard, batch, now, request, results) for shard, batch in together.items())
+        results = await run_batch(
+            request.items,
+            lambda item: self._plan_item(principal, item, self._map()),
+            lambda shard, batch: self._send_batch(shard, batch, request),
+            lambda item: self._by_itself(principal, item),
         )
-        # Cut in stretches, or planned by an old map: each by itself, behind the rest, in their order.
-        again = [number for number, result in enumerate(results) if result is None]
-        for number in again:
-            results[number] = await self._by_itself(principal, request.items[number])
         return messages.BatchReply(
             results=[one if isinstance(one, msgspec.Raw) else msgspec.Raw(encode(one)) for one in results]
         )
@@ -182,6 +167,7 @@ class Blocks:
         self, principal: Principal, item: messages.BatchItem, slot_map: SlotMap
     ) -> tuple[str, messages.BatchItem] | messages.MatchReply | None:
         """Which shard does this item, as what; None: more than one does. A match of nothing is answered here."""
+        principal.require("match" if isinstance(item, messages.MatchRequest) else "insert")
         if isinstance(item, messages.MatchRequest):
             spec, key = self._find(principal, item)
             block_ids = sequence(item, spec)
@@ -201,57 +187,45 @@ class Blocks:
         return changes[0].shard, changes[0].request
 
     async def _send_batch(
-        self,
-        shard: str,
-        batch: Sequence[tuple[int, messages.BatchItem]],
-        begun: float,
-        request: messages.BatchRequest,
-        results: list[messages.Reply | msgspec.Raw | None],
-    ) -> None:
+        self, shard: str, batch: Sequence[tuple[int, messages.BatchItem]], request: messages.BatchRequest
+    ) -> Mapping[int, messages.Reply | msgspec.Raw]:
         """Ask a shard for its items; what was planned by an old map is left without a result."""
         numbers = [number for number, _ in batch]
         items = [item for _, item in batch]
-        deadline_ms = max(request.items[number].deadline_ms for number in numbers)
-        left_s = begun + deadline_ms / 1000 - asyncio.get_running_loop().time()
-        answer = await self._links.change(shard, "batch", messages.BatchRequest(items=items), max(0.001, left_s))
+        deadline_s = max(request.items[number].deadline_ms for number in numbers) / 1000
+        answer = await self._links.change(shard, "batch", messages.BatchRequest(items=items), deadline_s)
         if isinstance(answer, messages.ErrorBody):
-            for number in numbers:
-                results[number] = self._failed(request.items[number], answer)
-            return
-        stale = False
+            return {number: self._failed(request.items[number], answer) for number in numbers}
+        results: dict[int, messages.Reply | msgspec.Raw] = {}
         for number, raw in zip(numbers, decode(answer, messages.BatchReply).results, strict=True):
-            if not bytes(raw).startswith(ERROR_BEGINS):
+            if not is_error(raw):
                 results[number] = raw
                 continue
             error = decode(raw, messages.ErrorReply).error
-            if error.code == "wrong_shard":
-                stale = True
-            else:
+            if error.code != "wrong_shard":
                 results[number] = self._failed(request.items[number], error)
-        if stale:
+        if len(results) < len(numbers):
             await self._refresh()
+        return results
 
     def _failed(self, item: messages.BatchItem, error: messages.ErrorBody) -> messages.Reply:
         """The result of an item that its shard did not do."""
         if not isinstance(item, messages.MatchRequest):
             return messages.ErrorReply(error=error)
         try:
-            reason = "shard_slow" if error.code == "timeout" else match_reason(error)
+            reason = "shard_slow" if error.code == "timeout" else planning.match_reason(error)
         except RemoteError as refused:
             return reply_for(refused)
         return planning.nothing(self._links.count(reason), self._view.epoch)
 
     async def _by_itself(self, principal: Principal, item: messages.BatchItem) -> messages.Reply | msgspec.Raw:
-        try:
-            match item:
-                case messages.MatchRequest():
-                    return await self.match(principal, item)
-                case messages.InsertRequest():
-                    return await self.insert(principal, item)
-                case messages.RemoveRequest():
-                    return await self.remove(principal, item)
-        except SarpError as error:
-            return reply_for(error, change=not isinstance(item, messages.MatchRequest))
+        match item:
+            case messages.MatchRequest():
+                return await self.match(principal, item)
+            case messages.InsertRequest():
+                return await self.insert(principal, item)
+            case messages.RemoveRequest():
+                return await self.remove(principal, item)
 
     # --- what both need -----------------------------------------------------------------------------------------------
 
@@ -272,7 +246,3 @@ class Blocks:
         if self._view.slot_map is None:
             raise RecoveringError("this router has no slot map yet", retry_after_ms=limits.HEARTBEAT_MS)
         return self._view.slot_map
-
-
-ERROR_BEGINS: Final = encode({"error": 0})[:7]
-"""How a result begins that is an ErrorReply: a map of one, whose key is "error"."""

@@ -13,6 +13,7 @@ from sarp_cluster.cluster.view import ClusterView
 from sarp_cluster.errors import ConnectionLostError, OverloadedError, SarpError
 from sarp_cluster.wire import control, messages
 from sarp_cluster.wire.faults import RemoteError
+from sarp_cluster.wire.planning import match_reason
 from sarp_cluster.wire.stream_client import Peer
 
 logger: Final = logging.getLogger(__name__)
@@ -21,14 +22,6 @@ SLOW_AFTER: Final = 3
 """Requests in a row that a shard did not answer in time, after which it is taken for slow."""
 TRIAL_S: Final = 0.1
 """A slow shard is tried again so often, with one request: the others do not wait for it."""
-REASONS: Final[dict[str, messages.Reason]] = {
-    "recovering": "recovering",
-    "overloaded": "overload",
-    "wrong_shard": "stale_map",
-    "unknown_namespace": "stale_map",
-    "quarantined": "quarantined",
-}
-"""What an error of a shard means for a match. Others are of the caller (4xx), or make the shard count as down."""
 
 
 class ShardLink:
@@ -187,16 +180,6 @@ class Links:
                 logger.debug("%s was not told: %s", link.shard, error)
 
         await asyncio.gather(*(tell(link) for link in self.all() if link.peer.connected))
-
-
-def match_reason(error: messages.ErrorBody) -> messages.Reason:
-    """Why a match that a shard refused is shorter. Raises RemoteError for what is the caller's fault."""
-    reason = REASONS.get(error.code)
-    if reason is not None:
-        return reason
-    if error.code in ("bad_request", "too_large", "unknown_worker"):
-        raise RemoteError(error)
-    return "shard_down"
 
 
 def down(shard: str, outcome: messages.Outcome) -> messages.ErrorBody:

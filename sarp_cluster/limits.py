@@ -83,8 +83,13 @@ already read, so that it waits only for what is new."""
 BACKFILL_SEGMENTS_A_STEP: Final = 32
 """Segments that one step of the back-fill reads and registers before it yields to foreground work."""
 
-MERGE_POSTINGS_A_STEP: Final = 1 << 20
-"""Postings that a merge moves, in its helper thread and without the interpreter's lock, before it looks up."""
+MERGE_POSTINGS_A_STEP: Final = 1 << 14
+"""Postings that a merge moves, in its helper thread and without the interpreter's lock, before it pauses."""
+
+MERGE_PAUSE_S: Final = 50e-6
+"""What the helper thread that merges and writes runs sleeps after some half a millisecond's work. The scheduler may put
+it on the CPU of the loop's thread, though another is idle, and without a pause takes it off only at a tick: after up to
+4 ms where there are 250 a second."""
 
 DIRECTORY_RUNS_MAX: Final = 6
 """Runs of the routing directory above which the newest are merged: each is asked in turn."""
@@ -103,6 +108,9 @@ SCRUB_SEGMENTS_A_SECOND: Final = 10_000
 
 SCRUB_ROWS_A_STEP: Final = 8_192
 """Rows of the segment table that one step of the scrub looks through."""
+
+PURGE_POSTINGS_A_STEP: Final = 16_384
+"""Postings that one step of background work looks at for those of segments that are gone: about a millisecond."""
 
 SCRUB_PAUSE_S: Final = 24 * 3_600
 """Seconds from the end of one round of the scrub to the next."""
@@ -238,3 +246,34 @@ CREDENTIALS_MAX: Final = 65_536
 
 CHANGE_TIMEOUT_MS: Final = 5_000
 """How long the coordinator waits for each shard to have a change durably, before it names it as missing."""
+
+# --- clients ----------------------------------------------------------------------------------------------------------
+
+CONTROL_DEADLINE_MS: Final = 10_000
+"""Deadline of a client's call that is neither a match nor a change of blocks and names none: longer than
+CHANGE_TIMEOUT_MS, after which a node says which shards are missing."""
+
+RETRIES_A_REQUEST: Final = 0.1
+"""What each request of a client adds to its retry budget, of which each retry takes 1: in the long run retries add at
+most a tenth to the requests, so that a cluster that fails is not asked twice as much."""
+
+RETRIES_SAVED_MAX: Final = 10.0
+"""The most that a retry budget holds, and what it begins with."""
+
+WRITER_PAUSE_MS_MIN: Final = 10
+"""Pause before a writer sends a change for the second time. It doubles from one try to the next."""
+
+WRITER_PAUSE_MS_MAX: Final = 1_000
+"""The longest such pause, unless the cluster asks for more; also what a writer waits when the retry budget is spent."""
+
+WRITER_QUEUE_MAX: Final = 4 * BATCH_ITEMS_MAX
+"""Changes that wait in a writer; who adds one more waits for room."""
+
+WRITER_BATCH_BYTES_MAX: Final = BATCH_BYTES_MAX // 4
+"""Bytes of block IDs that a writer sends in one batch; one change alone may have more."""
+
+CLIENT_CONNECTIONS_MAX: Final = 256
+"""Connections that a client keeps to one router by HTTP; calls beyond that wait for one."""
+
+ADDRESSES_MAX: Final = 64
+"""Addresses that a client may be given."""

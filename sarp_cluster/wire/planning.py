@@ -1,13 +1,13 @@
 """From a request to what each shard is asked, and from their answers to one (design §7). Pure.
 
 Nothing is replicated and nothing has to be kept in step: each stretch has one owner, and the joined answer equals that
-of one index that holds everything.
+of one index that holds everything. Routers plan so, and clients that ask shards themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sarp_cluster.cluster.placement import ID_BYTES, Stretch, slot_of, stretches
 from sarp_cluster.cluster.slot_map import SlotMap
@@ -15,6 +15,16 @@ from sarp_cluster.core.block_id import NamespaceKey
 from sarp_cluster.errors import BadRequestError, UnknownPrefixError
 from sarp_cluster.wire import messages
 from sarp_cluster.wire.block_input import root_of
+from sarp_cluster.wire.faults import RemoteError
+
+REASONS: Final[dict[str, messages.Reason]] = {
+    "recovering": "recovering",
+    "overloaded": "overload",
+    "wrong_shard": "stale_map",
+    "unknown_namespace": "stale_map",
+    "quarantined": "quarantined",
+}
+"""What an error of a shard means for a match. Others are of the caller (4xx), or make the shard count as down."""
 
 
 class MatchPiece(NamedTuple):
@@ -123,6 +133,16 @@ def nothing(reason: messages.Reason | None, epoch: int) -> messages.MatchReply:
         degraded=[] if reason is None else [reason],
         epoch=epoch,
     )
+
+
+def match_reason(error: messages.ErrorBody) -> messages.Reason:
+    """Why a match that a shard refused is shorter. Raises RemoteError for what is the caller's fault."""
+    reason = REASONS.get(error.code)
+    if reason is not None:
+        return reason
+    if error.code in ("bad_request", "too_large", "unknown_worker"):
+        raise RemoteError(error)
+    return "shard_down"
 
 
 def plan_change(
@@ -274,3 +294,12 @@ def joined_outcome(applied: int, errors: Sequence[messages.ErrorBody]) -> messag
         outcome=outcome,
         epoch=body.epoch,
     )
+
+
+def may_go_on(request: messages.InsertRequest | messages.RemoveRequest, applied: int) -> bool:
+    """May a change of which some parts were refused as wrong_shard be planned anew, under the same seq?
+
+    Not when a shard has applied a part: if the new map gives it another one as well, it would take that for a
+    repetition. The caller sends all again, with a new seq.
+    """
+    return request.seq is None or not applied

@@ -51,12 +51,7 @@ async def insert(
     planned = -1
     while planned < 0:
         await _search(state, insertion)
-<<<<<<< HEAD
-        insertion.check_readable()
         if not check_change(state, worker, generation, seq):
-=======
-        if not _check_change(state, worker, generation, seq):
->>>>>>> 5dd261f92c7b82a9087ca7e6b271087c3750a802
             break
         insertion.check_prefix(offset == 0)
         planned = insertion.plan(state.workers.find_or_next(*worker), generation, tier, handle)
@@ -120,12 +115,7 @@ async def remove(
     planned = -1
     while planned < 0:
         await _search(state, insertion)
-<<<<<<< HEAD
-        insertion.check_readable()
         if not check_change(state, worker, generation, seq):
-=======
-        if not _check_change(state, worker, generation, seq):
->>>>>>> 5dd261f92c7b82a9087ca7e6b271087c3750a802
             break
         planned = insertion.plan_removal(state.workers.find_or_next(*worker), generation, tier_number)
         if planned < 0:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ from sarp_cluster.errors import (
 from sarp_cluster.observe.metrics import Metric, render
 from sarp_cluster.observe.page import page
 from sarp_cluster.observe.timeline import Timeline
+from sarp_cluster.storage.file_system import DISK, FileSystem
 from sarp_cluster.storage.record_file import RecordFile
 from sarp_cluster.wire import control, messages, view_replies
 from sarp_cluster.wire.auth import Authenticator, Principal, cluster_id
@@ -78,9 +79,22 @@ class RouterSeen:
 class CoordinatorService:
     """See sarp_cluster.wire.service.Service."""
 
-    def __init__(self, settings: NodeSettings, own: CoordinatorSettings) -> None:
+    def __init__(
+        self,
+        settings: NodeSettings,
+        own: CoordinatorSettings,
+        *,
+        membership: Callable[[], Awaitable[Membership]] | None = None,
+        file_system: FileSystem = DISK,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
         self._settings = settings
         self._own = own
+        self._open_membership = membership or self._embedded
+        self._file_system = file_system
+        self._wall_clock = wall_clock
+        self.addresses: Servers | None = None
+        """Where it listens, while it does."""
         self._cluster = cluster_id(settings.secret)
         self.term: ControlLoop | None = None
         self.timeline: Timeline | None = None
@@ -273,14 +287,11 @@ class CoordinatorService:
     async def run(self, stop: asyncio.Event) -> int:
         """Serve until `stop`. Returns the exit status. Supervised shards go on, unless they are to end with it."""
         directory = self._settings.directory
-        records = await RecordFile.open(directory / "records")  # another coordinator has it: refused
-        servers: Servers | None = None
-        membership: Membership | None = None
+        membership = await self._open_membership()
         status = 0
         try:
-            membership = await EmbeddedMembership.open(records)
-            self.timeline = await Timeline.open(directory / "timeline.ndjson", wall_clock=time.time)
-            servers = await Servers.start(self, self._settings)
+            self.timeline = await Timeline.open(directory / "timeline.ndjson", wall_clock=self._wall_clock)
+            servers = self.addresses = await Servers.start(self, self._settings)
             logger.info(
                 "coordinator %s: HTTP on %s, stream on %s", self.node, servers.http_address, servers.stream_address
             )
@@ -295,14 +306,21 @@ class CoordinatorService:
         finally:
             self.term = None
             await self._end_shards()
-            if servers is not None:
-                await servers.close()
+            if self.addresses is not None:
+                await self.addresses.close()
             if self.timeline is not None:
                 await self.timeline.close()
-            if membership is not None:
-                await membership.close()
-            await records.close()
+            await membership.close()
         return status
+
+    async def _embedded(self) -> Membership:
+        """Records in a file of our own. Another coordinator that has it: StorageError."""
+        records = await RecordFile.open(self._settings.directory / "records", self._file_system)
+        try:
+            return await EmbeddedMembership.open(records)
+        except BaseException:
+            await records.close()
+            raise
 
     def _exited(self, name: str, pid: int) -> None:
         if self.term is not None:

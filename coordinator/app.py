@@ -35,7 +35,6 @@ from sarp_cluster.observe.metrics import Metric, render
 from sarp_cluster.observe.page import page
 from sarp_cluster.observe.timeline import Timeline
 from sarp_cluster.storage.file_system import DISK, FileSystem
-from sarp_cluster.storage.file_system import DISK, FileSystem
 from sarp_cluster.storage.record_file import RecordFile
 from sarp_cluster.wire import control, messages, view_replies
 from sarp_cluster.wire.auth import Authenticator, Principal, cluster_id

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from coordinator.control_loop import ControlLoop
 from coordinator.instructions import RefusalReason, Refuse
+from coordinator.routers import Routers
 from coordinator.status import cluster_reply, facts, shard_metrics
 from coordinator.supervisor import Supervisor
 from sarp_cluster import limits
@@ -68,14 +69,6 @@ class CoordinatorSettings:
     """The shards it started end with it."""
 
 
-class RouterSeen:
-    """A router that was heard."""
-
-    def __init__(self, report: control.RouterHeartbeat, now: float) -> None:
-        self.report = report
-        self.heard_at = now
-
-
 class CoordinatorService:
     """See sarp_cluster.wire.service.Service."""
 
@@ -99,7 +92,7 @@ class CoordinatorService:
         self.term: ControlLoop | None = None
         self.timeline: Timeline | None = None
         self.supervisor: Supervisor | None = None
-        self.routers: dict[str, RouterSeen] = {}
+        self.routers = Routers()
         self.changes = 0
         self._handlers: dict[str, Handler] = {
             "shard_heartbeat": self.shard_heartbeat,
@@ -150,7 +143,7 @@ class CoordinatorService:
     def _heard(self, lease_ms: int) -> control.HeartbeatReply:
         term = self._leading()
         return control.HeartbeatReply(
-            lease_ms=lease_ms, epoch=term.view.epoch, number=term.view.number, nodes=term.nodes(), leading=True
+            lease_ms=lease_ms, epoch=term.view.epoch, number=term.view.number, nodes=term.nodes, leading=True
         )
 
     @staticmethod
@@ -171,24 +164,14 @@ class CoordinatorService:
         """A router is there."""
         if self.term is None:
             return self._not_leading()
-        now = asyncio.get_running_loop().time()
-        if request.router not in self.routers:
-            self._forget_routers(now)
+        if self.routers.heard(request, asyncio.get_running_loop().time()):
             self.term.note(request.router, "router_joined", request.http)
-        self.routers[request.router] = RouterSeen(request, now)
         return self._heard(0)
-
-    def _forget_routers(self, now: float) -> None:
-        for name, router in list(self.routers.items()):
-            if now - router.heard_at > limits.ROUTER_FORGOTTEN_MS / 1000:
-                del self.routers[name]
-        if len(self.routers) >= limits.ROUTERS_MAX:
-            raise TooLargeError(f"router: over the limit of {limits.ROUTERS_MAX}", field="router")
 
     async def fetch(self, _: Principal, request: control.FetchRequest) -> control.View:
         """What is newer than what a node has."""
         term = self._leading()
-        return view_replies.newer(term.view, request, term.nodes())
+        return view_replies.newer(term.view, request, term.nodes)
 
     async def change(self, _: Principal, request: control.ChangeRequest) -> control.ChangeReply:
         """A change without a key."""
@@ -209,16 +192,7 @@ class CoordinatorService:
     async def cluster_status(self, _: Principal, __: messages.Empty) -> messages.ClusterReply:
         """The cluster as this coordinator sees it."""
         now = asyncio.get_running_loop().time()
-        routers = [
-            messages.RouterStatus(
-                router=name,
-                http=seen.report.http,
-                epoch=seen.report.epoch,
-                seen_s=now - seen.heard_at,
-            )
-            for name, seen in sorted(self.routers.items())
-        ]
-        return cluster_reply(self._leading(), coordinator=self.node, routers=routers, now=now)
+        return cluster_reply(self._leading(), coordinator=self.node, routers=self.routers.status(now), now=now)
 
     async def slots(self, _: Principal, __: messages.Empty) -> messages.SlotsReply:
         """The slot map."""
@@ -274,7 +248,8 @@ class CoordinatorService:
         found = [("leads", "yes" if self.term is not None else "no"), ("ready", self.ready() or "yes")]
         if self.term is not None:
             found += facts(self.term, asyncio.get_running_loop().time())
-        found += [(f"router {name}", f"slot map {seen.report.epoch}") for name, seen in sorted(self.routers.items())]
+        for router in self.routers.status(asyncio.get_running_loop().time()):
+            found.append((f"router {router.router}", f"slot map {router.epoch} · heard {router.seen_s:.0f} s ago"))
         if self.timeline is not None:
             for event in reversed(self.timeline.after(max(0, self.timeline.last - 20), 20)):
                 when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(event.time))
@@ -330,8 +305,12 @@ class CoordinatorService:
         if self.supervisor is None:
             return
         if self._own.stop_shards:
-            stops = (self.supervisor.stop(name, STOP_SHARD_S) for name in self.supervisor.names)
-            await asyncio.gather(*stops)
+            names = sorted(self.supervisor.names)
+            ended = await asyncio.gather(*(self.supervisor.stop(name, STOP_SHARD_S) for name in names))
+            for name, well in zip(names, ended, strict=True):
+                if not well:
+                    logger.warning("shard %s does not end: killed", name)
+                    self.supervisor.kill(name)
         await self.supervisor.close()
 
     async def _lead_for_ever(self, membership: Membership) -> None:

@@ -45,7 +45,9 @@ from sarp_cluster.wire.service import Handler
 logger: Final = logging.getLogger(__name__)
 
 RENEW_S: Final = limits.LEADER_LEASE_MS / 1000 / 4
-STOP_SHARD_S: Final = 20.0
+LEAD_S: Final = limits.LEADER_LEASE_MS / 1000 * 0.7
+"""For how long it leads on while the membership does not answer: shorter than its lease lasts there."""
+STOP_SHARD_S: Final = 10.0
 """What a supervised shard has to end in order, where the coordinator takes its shards with it."""
 REFUSALS: Final[dict[RefusalReason, tuple[type[SarpError], str]]] = {
     "identity_clash": (ExistsError, "shard: another directory has this name"),
@@ -327,20 +329,29 @@ class CoordinatorService:
                 await until(ended, self.term.run(), self._keep_leading(membership, ended))
             finally:
                 self.term = None
-            logger.warning("another coordinator leads now")
+            logger.warning("this coordinator leads no more")
 
     async def _keep_leading(self, membership: Membership, ended: asyncio.Event) -> None:
-        while await self._renewed(membership):
+        loop = asyncio.get_running_loop()
+        since = loop.time()
+        while True:
+            asked_at = loop.time()
+            renewed = await self._renewed(membership)
+            if renewed:
+                since = asked_at
+            elif renewed is False or loop.time() - since >= LEAD_S:
+                break
             await asyncio.sleep(RENEW_S)
         ended.set()
-        await asyncio.get_running_loop().create_future()
+        await loop.create_future()
 
-    async def _renewed(self, membership: Membership) -> bool:
+    async def _renewed(self, membership: Membership) -> bool | None:
+        """Do we lead? None: nobody says."""
         try:
             return await membership.lead(self.node)
         except MembershipError as error:
             logger.warning("whether we lead is not known: %s", error)
-            return False
+            return None
 
     def _term(self, membership: Membership, records: Records) -> ControlLoop:
         if self.timeline is None:

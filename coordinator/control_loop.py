@@ -47,9 +47,10 @@ TICK_S: Final = 0.1
 RETRY_S: Final = 0.02
 PAUSE_S: Final = 1.0
 CALL_TIMEOUT_S: Final = limits.CHANGE_TIMEOUT_MS / 1000
-WAITED_FOR: Final = ("serving", "draining", "suspect")
-"""States of shards that may be answering matches: a change without a key is made when they have it. One that is down
-may be answering, too, if only we do not reach it: nobody can wait for that."""
+WAITED_FOR: Final = ("recovering", "serving", "draining", "suspect")
+"""States of shards that may be answering matches, or may begin to before they are heard again: a change without a key
+is made when they have it. One that is down may be answering, too, if only we do not reach it: nobody can wait for
+that."""
 
 
 class ControlLoop:

@@ -49,8 +49,8 @@ PAUSE_S: Final = 1.0
 CALL_TIMEOUT_S: Final = limits.CHANGE_TIMEOUT_MS / 1000
 WAITED_FOR: Final = ("recovering", "serving", "draining", "suspect")
 """States of shards that may be answering matches, or may begin to before they are heard again: a change without a key
-is made when they have it. One that is down may be answering, too, if only we do not reach it: nobody can wait for
-that."""
+is made when they have it. One that is down is waited for while its lease may last, unless its process is known to have
+ended: it may be answering whom we do not see. After that routers see to it (shard.ownership)."""
 
 
 class ControlLoop:
@@ -290,7 +290,9 @@ class ControlLoop:
             return sorted(
                 shard.name
                 for shard in self.machine.shards.values()
-                if shard.state in WAITED_FOR and shard.epoch and shard.number < number
+                if (shard.state in WAITED_FOR or self.machine.may_answer(shard.name))
+                and shard.epoch
+                and shard.number < number
             )
 
         try:

@@ -289,6 +289,12 @@ class StateMachine:
             out.append(StartShard(name))
         return out
 
+    def may_answer(self, name: str) -> bool:
+        """May a shard that is down be there all the same, and answer? While its lease may last, and its process is not
+        known to have ended, nobody can say."""
+        shard = self.shards[name]
+        return shard.state == "down" and shard.holder is not None
+
     def tick(self, now: float) -> list[Instruction]:
         """Time has passed."""
         out: list[Instruction] = []

@@ -93,6 +93,7 @@ class Blocks:
         left_s = ends - asyncio.get_running_loop().time()
         deadline_ms = max(1, int(left_s * SLICE * 1000))
         sent = planning.match_request(request, piece, slot_map.epoch, deadline_ms, alone)
+        sent.number = self._view.number
         return await self._links.match(piece.stretch.shard, sent, left_s)
 
     # --- changes ------------------------------------------------------------------------------------------------------
@@ -115,6 +116,8 @@ class Blocks:
         for attempt in range(ATTEMPTS):
             left_s = max(0.001, ends - asyncio.get_running_loop().time())
             pieces = planning.plan_change(request, block_ids, key, self._map(), max(1, int(left_s * SLICE * 1000)))
+            for piece in pieces:
+                piece.request.number = self._view.number
             if len(pieces) == 1:
                 results = [await self._links.change(pieces[0].shard, name, pieces[0].request, left_s)]
             else:
@@ -178,12 +181,15 @@ class Blocks:
             if len(pieces) > 1:
                 return None
             deadline_ms = max(1, int(item.deadline_ms * SLICE))
-            return pieces[0].stretch.shard, planning.match_request(item, pieces[0], slot_map.epoch, deadline_ms, True)
+            asked = planning.match_request(item, pieces[0], slot_map.epoch, deadline_ms, True)
+            asked.number = self._view.number
+            return pieces[0].stretch.shard, asked
         block_ids, key = self._prepare(principal, item)
         changes = planning.plan_change(item, block_ids, key, slot_map, max(1, int(item.deadline_ms * SLICE)))
         if len(changes) > 1:
             return None
         self.changes += 1
+        changes[0].request.number = self._view.number
         return changes[0].shard, changes[0].request
 
     async def _send_batch(

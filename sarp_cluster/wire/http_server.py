@@ -144,7 +144,7 @@ class HttpServer:
             reply = await handler(principal, message)
             if isinstance(reply, msgspec.Raw) and media != MSGPACK:
                 reply = decode(reply, operation.reply)
-            return web.Response(body=encode(reply, media), content_type=media)
+            return web.Response(body=encode(reply, media), headers={"Content-Type": media})
         except SarpError as error:
             return self._error(error, operation, media)
         except (web.HTTPRequestEntityTooLarge, TimeoutError):
@@ -181,8 +181,11 @@ class HttpServer:
             )
         if not request.can_read_body:
             return b""
-        async with asyncio.timeout(limits.BODY_TIMEOUT_MS / 1000):
-            body = await request.read()
+        if request.content.is_eof():  # all of it came with its head
+            body = request.content.read_nowait()
+        else:
+            async with asyncio.timeout(limits.BODY_TIMEOUT_MS / 1000):
+                body = await request.read()
         if len(body) > operation.body_bytes_max:
             raise TooLargeError(f"body: over the limit of {operation.body_bytes_max} bytes", field="body")
         return body

@@ -23,7 +23,7 @@ class Ownership:
     def check_number(self, number: int) -> None:
         """Raise RecoveringError where the caller knows of changes without a key that this shard does not.
 
-        So what a router knows to be cleared comes from no shard any more, not even from one that no coordinator reaches.
+        So what a router knows to be cleared comes from no shard any more, even from one that no coordinator reaches.
         """
         if number > self._view.number:
             self._behind()

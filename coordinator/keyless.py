@@ -57,6 +57,15 @@ class _Waiting(NamedTuple):
     made: asyncio.Future[Changed]
 
 
+class _AlreadyError(StaleGenerationError):
+    """The worker is in that generation already. Who asks may have asked before, and got no answer: it is told once
+    every shard has that, too."""
+
+    def __init__(self, message: str, entry: WorkerEntry) -> None:
+        super().__init__(message, field="generation")
+        self.entry = entry
+
+
 class _Draft:
     """The registry with the changes of a batch on top, which nobody else sees yet."""
 
@@ -167,12 +176,14 @@ def _clear(draft: _Draft, change: ClearWorker) -> Entry:
     known = _known(draft, change.worker)
     generation = _next(known) if change.generation is None else change.generation
     if generation <= known.generation:
-        # Not even the same again: whoever restarted and lost count would take for gone what is answered still.
-        raise StaleGenerationError(
+        # Not even the same again is taken: whoever restarted and lost count would take for gone what is answered still.
+        why = (
             f"generation: {_called(change.worker)} is in generation {known.generation} already, {generation} is not "
-            "above it",
-            field="generation",
+            "above it"
         )
+        if generation == known.generation:
+            raise _AlreadyError(why, known)
+        raise StaleGenerationError(why, field="generation")
     if generation > limits.GENERATION_MAX:
         raise TooLargeError(
             f"generation: {generation} is over the limit of {limits.GENERATION_MAX}", field="generation"
@@ -263,12 +274,14 @@ class KeylessChanges:
                 raise
 
     async def _make(self, batch: list[_Waiting]) -> None:
-        decided: list[tuple[_Waiting, Entry]] = []
+        decided: list[tuple[_Waiting, Entry, SarpError | None]] = []
         async with self._keeping:
             draft = _Draft(self._registry, self._given)
             for one in batch:
                 try:
-                    decided.append((one, decide(draft, one.change)))
+                    decided.append((one, decide(draft, one.change), None))
+                except _AlreadyError as error:
+                    decided.append((one, error.entry, error))
                 except SarpError as error:
                     _fail([one], error)
             if not decided:
@@ -276,9 +289,11 @@ class KeylessChanges:
             if draft.entries:
                 self._given = draft.number
                 await self._keep(draft.entries, draft.number)
-        missing = await self._spread(max(entry.number for _, entry in decided))
-        for one, entry in decided:
-            if not one.made.done():
+        missing = await self._spread(max(entry.number for _, entry, _ in decided))
+        for one, entry, refusal in decided:
+            if refusal is not None and not missing:
+                _fail([one], refusal)
+            elif not one.made.done():
                 one.made.set_result(Changed(entry, missing))
 
 

@@ -195,6 +195,18 @@ async def test_generations_only_grow() -> None:
             await one.change(clear())
 
 
+async def test_a_clear_that_is_asked_for_again_is_answered_once_every_shard_has_it() -> None:
+    """Its first answer may have been lost, or have named a shard."""
+    async with cluster() as one:
+        await one.change(register())
+        one.missing = ["s1"]
+        assert (await one.changes.change(clear(generation=4))).missing == ["s1"]
+        assert await one.changes.change(clear(generation=4)) == Changed(WorkerEntry(2, "w", 0, "me", 4), ["s1"])
+        one.missing = []
+        assert await one.changes.change(clear(generation=4)) == Changed(WorkerEntry(2, "w", 0, "me", 4), [])
+        assert one.spread == [(1, 1), (2, 2), (2, 2), (2, 2)]
+
+
 async def test_ranks_are_different_workers() -> None:
     async with cluster() as one:
         await one.change(register())

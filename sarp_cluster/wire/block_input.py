@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 
 from sarp_cluster import limits
 from sarp_cluster.core.block_id import xxh3_block_ids
@@ -23,7 +24,7 @@ def sequence(request: MatchRequest | Change, spec: NamespaceSpec) -> bytes:
     if (given is None) == (tokens is None):
         raise BadRequestError("block_ids: give either block_ids or token_ids", field="block_ids")
     if given is not None:
-        block_ids = given if isinstance(given, bytes) else _packed(given, "Q", "block_ids")
+        block_ids = given if isinstance(given, bytes) else pack_integers(given, "Q", "block_ids")
         if len(block_ids) % ID_BYTES:
             raise BadRequestError(f"block_ids: {len(block_ids)} bytes are not a multiple of 8", field="block_ids")
     else:
@@ -31,7 +32,7 @@ def sequence(request: MatchRequest | Change, spec: NamespaceSpec) -> bytes:
             raise BadRequestError(
                 f"token_ids: block IDs of the {spec.hash_profile} profile are made by the caller", field="token_ids"
             )
-        packed = tokens if isinstance(tokens, bytes) else _packed(tokens or [], "I", "token_ids")
+        packed = tokens if isinstance(tokens, bytes) else pack_integers(tokens or [], "I", "token_ids")
         if len(packed) % TOKEN_BYTES:
             raise BadRequestError(f"token_ids: {len(packed)} bytes are not a multiple of 4", field="token_ids")
         if len(packed) // TOKEN_BYTES > limits.REQUEST_TOKENS_MAX:
@@ -57,7 +58,7 @@ def root_of(root: bytes | int | None) -> bytes | None:
     return root
 
 
-def _packed(numbers: list[int], kind: str, field: str) -> bytes:
+def pack_integers(numbers: Iterable[int], kind: str, field: str) -> bytes:
     """A list of integers as an array of u64 ("Q") or u32 ("I"), little-endian."""
     try:
         packed = array(kind, numbers)

@@ -21,7 +21,7 @@ from aiohttp.web_protocol import RequestHandler
 from sarp_cluster import limits
 from sarp_cluster.errors import BadRequestError, RequestError, SarpError, TooLargeError
 from sarp_cluster.wire.auth import bearer
-from sarp_cluster.wire.codec import JSON, MSGPACK, decode, encode
+from sarp_cluster.wire.codec import JSON, MSGPACK, convert, decode, encode
 from sarp_cluster.wire.faults import describe, status_of
 from sarp_cluster.wire.messages import ErrorReply
 from sarp_cluster.wire.operations import OPERATIONS, Operation
@@ -120,9 +120,9 @@ class HttpServer:
                 self._watch(protocol, limits.IDLE_TIMEOUT_MS)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        operation, media = None, JSON
+        operation, media = None, _media_of_errors(request)
         try:
-            path = request.path
+            path = request.rel_url.raw_path  # decoded once, behind the question which path it is
             plain = self._plain.get(path)
             if plain is not None and request.method == "GET":
                 return plain()
@@ -135,12 +135,10 @@ class HttpServer:
             media = _media(request)
             body = await self._body(request, operation)
             if operation.method == "GET":
-                fields |= {name: int(value) if value.isdecimal() else value for name, value in request.query.items()}
-            message = decode(encode(fields), operation.request) if fields or not body else None
-            if message is None:
-                message = decode(body, operation.request, media)
-            elif body:
+                fields |= request.query
+            if body and (fields or operation.method == "GET"):
                 raise BadRequestError("body: this path takes none", field="body")
+            message = decode(body, operation.request, media) if body else convert(fields, operation.request)
             reply = await handler(principal, message)
             if isinstance(reply, msgspec.Raw) and media != MSGPACK:
                 reply = decode(reply, operation.reply)
@@ -155,17 +153,17 @@ class HttpServer:
             logger.exception("an operation failed")
             return self._error(error, operation, media)
 
-    def _route(self, method: str, path: str) -> tuple[Operation, Handler, dict[str, Any]]:
+    def _route(self, method: str, path: str) -> tuple[Operation, Handler, dict[str, str]]:
         found = self._routes.get((method, path))
         if found is not None:
             return *found, {}
         known = path in self._paths
         for wanted, before, field, after, route in self._patterns:
             if path.startswith(before) and path.endswith(after) and len(path) > len(before) + len(after):
-                value = unquote(path[len(before) : len(path) - len(after)])
+                value = path[len(before) : len(path) - len(after)]
                 if "/" not in value:
                     if method == wanted:
-                        return *route, {field: value}
+                        return *route, {field: unquote(value)}
                     known = True
         if known:
             raise _Refusal("method_not_allowed", f"method: {method} is not one of this path", "method")
@@ -236,13 +234,19 @@ class HttpServer:
 def _media(request: web.BaseRequest) -> str:
     """What the body is, and the reply will be."""
     kind = request.headers.get("Content-Type", "")
-    if not kind:
+    if not kind or not request.can_read_body:
         accepted = request.headers.get("Accept", "")
-        return MSGPACK if "msgpack" in accepted or (request.method == "POST" and request.can_read_body) else JSON
+        return MSGPACK if "msgpack" in accepted or request.can_read_body else JSON
     media = _MEDIA.get(kind.partition(";")[0].strip().lower())
     if media is None:
         raise _Refusal("unsupported_media", "Content-Type: neither application/msgpack nor application/json")
     return media
+
+
+def _media_of_errors(request: web.BaseRequest) -> str:
+    """What a caller understands of whom nothing else is known yet."""
+    known = request.headers.get("Content-Type", "") + request.headers.get("Accept", "")
+    return MSGPACK if "msgpack" in known else JSON
 
 
 class _Request(web.BaseRequest):

@@ -111,9 +111,8 @@ async def change_something(
     client = rng.choice(clients)
     if rng.random() < 0.7:
         first = rng.choice([0, 0, first])
-        item: messages.InsertRequest | messages.RemoveRequest = insert_request(
-            namespace, block_ids=sequence, worker=worker, first=first
-        )
+        item: messages.InsertRequest | messages.RemoveRequest
+        item = insert_request(namespace, block_ids=sequence, worker=worker, first=first)
         model.insert(worker, sequence, first)
     else:
         last = rng.randrange(first + 1, len(sequence) + 1)

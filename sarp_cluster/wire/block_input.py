@@ -49,6 +49,13 @@ def sequence(request: MatchRequest | Change, spec: NamespaceSpec) -> bytes:
     return block_ids
 
 
+def check_handle(request: Change) -> None:
+    """Refuse a handle that does not fit: msgspec bounds integers by 63 bits at most."""
+    handle = getattr(request, "handle", None)
+    if handle is not None and not 0 <= handle < 2**64:
+        raise BadRequestError(f"handle: {handle} is not an integer in 0..2^64 - 1", field="handle")
+
+
 def root_of(root: bytes | int | None) -> bytes | None:
     """The first block ID that a request with an offset gives, packed."""
     if isinstance(root, int):

@@ -23,7 +23,7 @@ from sarp_cluster.errors import BadRequestError, RequestError, SarpError, TooLar
 from sarp_cluster.wire.auth import bearer
 from sarp_cluster.wire.codec import JSON, MSGPACK, convert, decode, encode
 from sarp_cluster.wire.faults import describe, status_of
-from sarp_cluster.wire.messages import ErrorReply
+from sarp_cluster.wire.messages import BatchReply, ErrorReply, Reply
 from sarp_cluster.wire.operations import OPERATIONS, Operation
 from sarp_cluster.wire.service import Handler, Service, admit
 
@@ -140,8 +140,8 @@ class HttpServer:
                 raise BadRequestError("body: this path takes none", field="body")
             message = decode(body, operation.request, media) if body else convert(fields, operation.request)
             reply = await handler(principal, message)
-            if isinstance(reply, msgspec.Raw) and media != MSGPACK:
-                reply = decode(reply, operation.reply)
+            if media != MSGPACK:
+                reply = _readable(reply, operation)
             return web.Response(body=encode(reply, media), content_type=media)
         except SarpError as error:
             return self._error(error, operation, media)
@@ -229,6 +229,15 @@ class HttpServer:
                 del self._watched[protocol]
                 protocol.force_close()
         self._sweeper = loop.call_later(SWEEP_S, self._sweep)
+
+
+def _readable(reply: Reply | msgspec.Raw, operation: Operation) -> Reply:
+    """A reply with nothing left in it that is MessagePack already."""
+    message = decode(reply, operation.reply) if isinstance(reply, msgspec.Raw) else reply
+    if isinstance(message, BatchReply):
+        results = [msgspec.Raw(encode(msgspec.msgpack.decode(one), JSON)) for one in message.results]
+        return BatchReply(results=results)
+    return message
 
 
 def _media(request: web.BaseRequest) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import ssl
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 import aiohttp
@@ -19,6 +20,9 @@ from sarp_cluster.wire import messages
 from sarp_cluster.wire.codec import JSON, MSGPACK, decode, encode
 from sarp_cluster.wire.http_server import TENANT_HEADER
 from sarp_cluster.wire.operations import Operation
+
+SENT_AT_ONCE: Final = 2**20
+"""Bytes of a body that are given to the connection at once; more of them in pieces."""
 
 
 class HttpTransport:
@@ -62,7 +66,7 @@ class HttpTransport:
             async with self._session.request(
                 operation.method,
                 url,
-                data=body,
+                data=body if body is None or len(body) < SENT_AT_ONCE else io.BytesIO(body),
                 headers={"Content-Type": MSGPACK} if body is not None else None,
                 timeout=limit,
                 allow_redirects=False,

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from sarp_cluster import limits
 from sarp_cluster.core.block_id import xxh3_block_ids
 from sarp_cluster.errors import BadRequestError, TooLargeError
-from sarp_cluster.types import HashProfile, NamespaceSpec
+from sarp_cluster.types import HashProfile, NamespaceSpec, Worker
 from sarp_cluster.wire.messages import Change, MatchRequest
 
 ID_BYTES = 8
@@ -47,6 +47,16 @@ def sequence(request: MatchRequest | Change, spec: NamespaceSpec) -> bytes:
             field="block_ids",
         )
     return block_ids
+
+
+def workers_of(request: MatchRequest) -> list[Worker] | None:
+    """The workers whose locations count; None: everybody's."""
+    if request.workers is None:
+        return None
+    for one in request.workers:
+        if len(one.worker.encode()) > limits.NAME_BYTES_MAX:
+            raise BadRequestError(f"workers: a name is over {limits.NAME_BYTES_MAX} bytes of UTF-8", field="workers")
+    return [Worker(one.worker, one.dp_rank) for one in request.workers]
 
 
 def check_handle(request: Change) -> None:

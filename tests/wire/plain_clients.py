@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import ssl
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import msgpack  # type: ignore[import-untyped]
 
 MSGPACK = "application/msgpack"
 JSON = "application/json"
+AT_ONCE = 2**20
 
 
 class PlainStream:
@@ -96,6 +98,8 @@ class PlainHttp:
         return await self.raw(method, path, packed, {"Content-Type": media, "Accept": media} | (headers or {}))
 
     async def raw(self, method: str, path: str, body: Any, headers: dict[str, str]) -> Answer:
+        if isinstance(body, bytes) and len(body) > AT_ONCE:
+            body = io.BytesIO(body)  # aiohttp sends it in pieces then
         async with self.session.request(method, self._url + path, data=body, headers=headers) as response:
             raw = await response.read()
             if response.content_type == MSGPACK:

@@ -121,9 +121,9 @@ class Blocks:
 
         async def insert() -> InsertResult:
             nonlocal added
-            new = not request.more or index.is_new(worker, request.generation, request.seq)
-            # The seq goes with the last part: until then the change is not done, and comes again as a whole.
-            for part in request.more if new else ():
+            # The seq is kept with the last part: until then the change is not done, and comes again as a whole. Each
+            # is compared with it: newer changes may have come while the one before waited for the disk.
+            for part in request.more:
                 result = await index.insert(
                     namespace,
                     part.block_ids,
@@ -131,8 +131,10 @@ class Blocks:
                     generation=request.generation,
                     tier=TIERS[request.tier],
                     first=part.first,
+                    seq=request.seq,
                     handle=request.handle,
                     durable=False,
+                    completes=False,
                 )
                 added += result.blocks_added
             return await index.insert(
@@ -170,8 +172,7 @@ class Blocks:
 
         async def remove() -> int:
             changed = 0
-            new = not request.more or index.is_new(worker, request.generation, request.seq)
-            for part in request.more if new else ():
+            for part in request.more:
                 changed += await index.remove(
                     namespace,
                     part.block_ids,
@@ -180,7 +181,9 @@ class Blocks:
                     tier=tier,
                     first=part.first,
                     last=part.last,
+                    seq=request.seq,
                     durable=False,
+                    completes=False,
                 )
             return changed + await index.remove(
                 namespace,

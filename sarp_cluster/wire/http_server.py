@@ -144,14 +144,14 @@ class HttpServer:
                 reply = _readable(reply, operation)
             return web.Response(body=encode(reply, media), content_type=media)
         except SarpError as error:
-            return self._error(error, operation, media)
-        except (web.HTTPRequestEntityTooLarge, TimeoutError):
-            return self._error(TooLargeError("body: over the limit, or too slow", field="body"), operation, media)
+            return self._error(request, error, operation, media)
+        except web.HTTPRequestEntityTooLarge:
+            return self._error(request, TooLargeError("body: over the limit", field="body"), operation, media)
         except ConnectionError:
             raise
         except Exception as error:  # the border: nobody but our log learns more
             logger.exception("an operation failed")
-            return self._error(error, operation, media)
+            return self._error(request, error, operation, media)
 
     def _route(self, method: str, path: str) -> tuple[Operation, Handler, dict[str, str]]:
         found = self._routes.get((method, path))
@@ -179,13 +179,18 @@ class HttpServer:
             )
         if not request.can_read_body:
             return b""
-        async with asyncio.timeout(limits.BODY_TIMEOUT_MS / 1000):
-            body = await request.read()
+        try:
+            async with asyncio.timeout(limits.BODY_TIMEOUT_MS / 1000):
+                body = await request.read()
+        except TimeoutError:
+            raise _Refusal("bad_request", f"body: did not come within {limits.BODY_TIMEOUT_MS} ms", "body") from None
         if len(body) > operation.body_bytes_max:
             raise TooLargeError(f"body: over the limit of {operation.body_bytes_max} bytes", field="body")
         return body
 
-    def _error(self, error: Exception, operation: Operation | None, media: str) -> web.Response:
+    def _error(
+        self, request: web.BaseRequest, error: Exception, operation: Operation | None, media: str
+    ) -> web.Response:
         body = describe(error, change=operation is not None and operation.change)
         status = status_of(body)
         response = web.Response(status=status, body=encode(ErrorReply(error=body), media), content_type=media)
@@ -193,7 +198,7 @@ class HttpServer:
             response.headers["Retry-After"] = str(-(-body.retry_after_ms // 1000))
         if status == HTTPStatus.UNAUTHORIZED:
             response.headers["WWW-Authenticate"] = "Bearer"
-        if status in (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNSUPPORTED_MEDIA_TYPE):
+        if not request.content.is_eof():
             response.force_close()  # what is left of the body is not read
         return response
 
@@ -288,7 +293,8 @@ class _Manager(web.Server):
         """A connection was made; one too many is closed at once."""
         super().connection_made(handler, transport)
         if len(self._connections) > limits.CONNECTIONS_MAX:
-            handler.force_close()
+            # Once the handler has begun: aiohttp does not expect to lose it before.
+            asyncio.get_running_loop().call_soon(transport.abort)
         else:
             self._owner.opened(handler)
 

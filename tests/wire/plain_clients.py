@@ -60,6 +60,8 @@ class PlainStream:
             return await self.reader.read(1) == b""
         except ConnectionError:
             return True
+        finally:
+            self.close()
 
     def close(self) -> None:
         self.writer.transport.abort()

@@ -5,7 +5,8 @@ raises: late, doubled and contradicting news are refused or passed over.
 
 Invariants (checked by `validate`):
   C1  at most one incarnation of a shard holds a lease: the present one. Another of the same store takes over at once,
-      since it has the directory's lock; another store under the same name is refused;
+      since it has the directory's lock; another store under the same name is refused, and so are both of two that
+      have the same store and are there at once;
   C2  a shard's store never changes;
   C3  states move along tracked_shard.EDGES only, and each step is in the shard's story;
   C4  slots never move by themselves: a map is made here once, when there was none;
@@ -21,6 +22,7 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Final
 
+from coordinator.identity import refusal
 from coordinator.instructions import (
     DrainShard,
     FetchView,
@@ -32,7 +34,6 @@ from coordinator.instructions import (
     MakeFirstMap,
     Note,
     PublishMap,
-    RefusalReason,
     Refuse,
     StartShard,
 )
@@ -95,11 +96,13 @@ class StateMachine:
         shard = self.shards.get(report.shard)
         if shard is None:
             if len(self.shards) >= limits.SHARDS_MAX:
-                return [self._refusal(report, "too_many")]
+                return [Refuse(report.shard, report.incarnation, "too_many")]
             shard = self._add(report.shard, now)
-        refusal = self._refuse(shard, report, now)
-        if refusal:
-            return refusal
+        refused = refusal(
+            shard, report, now, self.slot_map, silent=self._silent(shard, now), lease_s=self.lease_ms / 1000
+        )
+        if refused:
+            return refused
         out: list[Instruction] = []
         restarted = report.incarnation != shard.incarnation
         if restarted or not shard.store or (shard.http, shard.stream) != (report.http, report.stream):
@@ -122,32 +125,6 @@ class StateMachine:
         return out
 
     @staticmethod
-    def _refusal(report: ShardHeartbeat, reason: RefusalReason) -> Refuse:
-        return Refuse(report.shard, report.incarnation, reason)
-
-    def _refuse(self, shard: TrackedShard, report: ShardHeartbeat, now: float) -> list[Instruction]:
-        if shard.store and report.store != shard.store:
-            out: list[Instruction] = [self._refusal(report, "identity_clash")]
-            if shard.clash_told != report.store:
-                shard.clash_told = report.store
-                text = f"another directory ({report.store}, process {report.pid}) calls itself {shard.name}: refused"
-                out.append(Note(shard.name, "identity_clash", text))
-            return out
-        if report.incarnation in shard.retired and not self._silent(shard, now):
-            # A word of a process that is gone came late. Were it alive, it would have the lock, and the present one
-            # would not be heard.
-            return [self._refusal(report, "superseded")]
-        ours = self.slot_map
-        if ours is not None and report.epoch == ours.epoch and report.nonce != ours.nonce:
-            out = [self._refusal(report, "epoch_conflict")]
-            if shard.conflict_told != report.nonce:
-                shard.conflict_told = report.nonce
-                text = f"it has another map of the number {report.epoch}, of a coordinator that is not ours: no lease"
-                out.append(Note(shard.name, "epoch_conflict", text))
-            return out
-        return []
-
-    @staticmethod
     def _take_over(shard: TrackedShard, report: ShardHeartbeat, out: list[Instruction]) -> None:
         """It joins, or is another process or elsewhere than before."""
         if not shard.store:
@@ -159,6 +136,7 @@ class StateMachine:
                 shard.retired.append(shard.incarnation)
             if report.incarnation in shard.retired:
                 shard.retired.remove(report.incarnation)
+            shard.ghost = None
         shard.store, shard.incarnation = report.store, report.incarnation
         shard.http, shard.stream = report.http, report.stream
         out.append(
@@ -303,11 +281,19 @@ class StateMachine:
         shard.holder, shard.lease_end, shard.killed_at, shard.heard_at = None, now, None, None
         if shard.state != "down":
             self._move(shard, "down", f"its process ended ({pid})" if pid else "it has no process", now, out)
+        elif pid:
+            out.append(Note(name, "process_ended", f"process {pid}, before it was heard"))
         if shard.drained:
             out.append(Note(name, "shard_drained", "its process has ended; it is not started again"))
         else:
             out.append(StartShard(name))
         return out
+
+    def may_answer(self, name: str) -> bool:
+        """May a shard that is down be there all the same, and answer? While its lease may last, and its process is not
+        known to have ended, nobody can say."""
+        shard = self.shards[name]
+        return shard.state == "down" and shard.holder is not None
 
     def tick(self, now: float) -> list[Instruction]:
         """Time has passed."""

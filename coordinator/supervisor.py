@@ -90,19 +90,19 @@ class Supervisor:
                 self._watch(child, process)
         return missing
 
-    def start(self, name: str, *, at_once: bool = False) -> None:
-        """Start a shard, after a pause when it has ended often lately. Nothing when it runs, is being started or held.
-
-        `at_once`: an operator asked for it.
-        """
+    def start(self, name: str) -> None:
+        """Start a shard, after a pause when it has ended often lately; not one that runs, is being started or held."""
         child = self._children[name]
-        if at_once:
-            child.pause_s = 0.0
-            if child.starting is not None:
-                child.starting.cancel()
-                child.starting = None
         if child.process is None and child.starting is None and not child.held:
             child.starting = self._loop.create_task(self._start(child))
+
+    def calm(self, name: str) -> None:
+        """Forget how often it has ended: an operator wants it started."""
+        child = self._children[name]
+        child.pause_s = 0.0
+        if child.starting is not None:
+            child.starting.cancel()
+            child.starting = None
 
     async def _start(self, child: _Child) -> None:
         pause_s, child.pause_s = child.pause_s, min(max(child.pause_s * 2, PAUSE_S_MIN), PAUSE_S_MAX)

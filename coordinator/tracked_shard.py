@@ -49,11 +49,13 @@ class TrackedShard:
     """What is known of a shard. The state machine alone changes it."""
 
     __slots__ = (
+        "clash",
         "clash_told",
         "conflict_told",
         "drained",
         "draining_incarnation",
         "epoch",
+        "ghost",
         "heard_at",
         "holder",
         "http",
@@ -106,6 +108,10 @@ class TrackedShard:
         """An operator had it drained: it is not started again before an operator says so."""
         self.draining_incarnation = ""
         """The one that said it drains."""
+        self.ghost: tuple[str, float] | None = None
+        """A retired incarnation that was heard since the present one took over, and when first."""
+        self.clash: dict[str, float] = {}
+        """Incarnations that are there at once, and when each was heard; empty: there is no clash."""
         self.clash_told = ""
         """The other store of which the timeline tells already."""
         self.conflict_told = b""

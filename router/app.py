@@ -51,7 +51,7 @@ class RouterService:
         hello = control.Hello(version=control.PROTOCOL_VERSION, credential=settings.node_token, node=settings.node)
         self.links = Links(self.view, hello)
         self.line = CoordinatorLine(settings.coordinators, lambda: hello, self)
-        self.keyless = Keyless(self.view, settings.secret, self.line.peer, self._entered)
+        self.keyless = Keyless(self.view, settings.secret, self.line.peer, self._entered, refresh=self._refresh)
         self.blocks = Blocks(self.view, settings.secret, self.keyless, self.links, self._refresh)
         self._heard: set[Worker] = set()
         self._view_file: RecordFile | None = None
@@ -101,7 +101,7 @@ class RouterService:
         """Workers are there; all shards are told within a second."""
         workers = [Worker(one.worker, one.dp_rank) for one in request.workers]
         for worker in workers:
-            self.keyless.own_worker(principal, worker)
+            await self.keyless.own_worker_informed(principal, worker)
         self._heard.update(workers)
         return messages.Done()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -18,7 +18,7 @@ from sarp_cluster.cluster.slot_map import SlotMap
 from sarp_cluster.cluster.view import ClusterView
 from sarp_cluster.core.block_id import NamespaceKey
 from sarp_cluster.core.namespace import derive_namespace_key
-from sarp_cluster.errors import BadRequestError, RecoveringError
+from sarp_cluster.errors import BadRequestError, RecoveringError, UnknownNamespaceError, UnknownWorkerError
 from sarp_cluster.types import NamespaceSpec, Worker
 from sarp_cluster.wire import messages, planning
 from sarp_cluster.wire.auth import Principal
@@ -33,6 +33,8 @@ SLICE: Final = 0.9
 """Of what is left of a deadline, what the shard has: the rest is for the way back and for joining."""
 ATTEMPTS: Final = 2
 """Plans a request gets: another one when a shard says that the first was by an old map."""
+
+T = TypeVar("T")
 
 Refresh: TypeAlias = Callable[[], Awaitable[None]]
 """A shard judged by another map than ours: fetch what is newer, if there is anything. Returns soon in any case."""
@@ -62,7 +64,7 @@ class Blocks:
     async def match(self, principal: Principal, request: messages.MatchRequest) -> messages.MatchReply | msgspec.Raw:
         """Who holds the longest prefix? The reply of a shard that owns it all is passed on as it is."""
         ends = asyncio.get_running_loop().time() + request.deadline_ms / 1000
-        spec, key = self._find(principal, request)
+        spec, key = await self._informed(lambda: self._find(principal, request))
         block_ids = sequence(request, spec)
         self.matches += 1
         if not block_ids:
@@ -93,6 +95,7 @@ class Blocks:
         left_s = ends - asyncio.get_running_loop().time()
         deadline_ms = max(1, int(left_s * SLICE * 1000))
         sent = planning.match_request(request, piece, slot_map.epoch, deadline_ms, alone)
+        sent.number = self._view.number
         return await self._links.match(piece.stretch.shard, sent, left_s)
 
     # --- changes ------------------------------------------------------------------------------------------------------
@@ -107,7 +110,7 @@ class Blocks:
 
     async def _change(self, principal: Principal, request: Change, name: str) -> messages.Reply | msgspec.Raw:
         ends = asyncio.get_running_loop().time() + request.deadline_ms / 1000
-        block_ids, key = self._prepare(principal, request)
+        block_ids, key = await self._informed(lambda: self._prepare(principal, request))
         self.changes += 1
         applied = 0
         failed: list[messages.ErrorBody] = []
@@ -115,6 +118,8 @@ class Blocks:
         for attempt in range(ATTEMPTS):
             left_s = max(0.001, ends - asyncio.get_running_loop().time())
             pieces = planning.plan_change(request, block_ids, key, self._map(), max(1, int(left_s * SLICE * 1000)))
+            for piece in pieces:
+                piece.request.number = self._view.number
             if len(pieces) == 1:
                 results = [await self._links.change(pieces[0].shard, name, pieces[0].request, left_s)]
             else:
@@ -154,6 +159,8 @@ class Blocks:
 
     async def batch(self, principal: Principal, request: messages.BatchRequest) -> messages.BatchReply:
         """Several at once: the items of a shard go to it together, in their order."""
+        if not all(map(self._known, request.items)):
+            await self._refresh()
         results = await run_batch(
             request.items,
             lambda item: self._plan_item(principal, item, self._map()),
@@ -163,6 +170,13 @@ class Blocks:
         return messages.BatchReply(
             results=[one if isinstance(one, msgspec.Raw) else msgspec.Raw(encode(one)) for one in results]
         )
+
+    def _known(self, item: messages.BatchItem) -> bool:
+        """Are the names in it known here?"""
+        registry = self._view.registry
+        if item.namespace not in registry.namespaces:
+            return False
+        return isinstance(item, messages.MatchRequest) or Worker(item.worker, item.dp_rank) in registry.workers
 
     def _plan_item(
         self, principal: Principal, item: messages.BatchItem, slot_map: SlotMap
@@ -179,12 +193,15 @@ class Blocks:
             if len(pieces) > 1:
                 return None
             deadline_ms = max(1, int(item.deadline_ms * SLICE))
-            return pieces[0].stretch.shard, planning.match_request(item, pieces[0], slot_map.epoch, deadline_ms, True)
+            asked = planning.match_request(item, pieces[0], slot_map.epoch, deadline_ms, True)
+            asked.number = self._view.number
+            return pieces[0].stretch.shard, asked
         block_ids, key = self._prepare(principal, item)
         changes = planning.plan_change(item, block_ids, key, slot_map, max(1, int(item.deadline_ms * SLICE)))
         if len(changes) > 1:
             return None
         self.changes += 1
+        changes[0].request.number = self._view.number
         return changes[0].shard, changes[0].request
 
     async def _send_batch(
@@ -229,6 +246,15 @@ class Blocks:
                 return await self.remove(principal, item)
 
     # --- what both need -----------------------------------------------------------------------------------------------
+
+    async def _informed(self, look: Callable[[], T]) -> T:
+        """What `look` finds; where it does not know a name, again after asking for news: another router may have it
+        since a moment."""
+        try:
+            return look()
+        except (UnknownNamespaceError, UnknownWorkerError):
+            await self._refresh()
+            return look()
 
     def _find(
         self, principal: Principal, request: messages.MatchRequest | Change

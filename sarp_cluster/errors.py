@@ -19,6 +19,7 @@ SarpError
 │   ├── OverloadedError        too much is waiting already
 │   └── NotLeaderError         another coordinator leads
 ├── OutcomeError               a change that was sent and not answered in time: it may have been applied
+├── IncompleteError            a change without a key that some serving shards do not have yet: ask again
 ├── ConnectionLostError        the peer is not there, or does not speak as it should
 ├── EpochConflictError         two slot maps of the same number, or not the one expected
 ├── MembershipError            the records of the coordinators cannot be read or written
@@ -160,6 +161,16 @@ class OutcomeError(SarpError):
         self.outcome = outcome
         self.code = code
         self.retry_after_ms = retry_after_ms
+
+
+class IncompleteError(SarpError):
+    """A change without a key that is made, and that the shards `missing` do not have durably yet. Ask again."""
+
+    code = "incomplete"
+
+    def __init__(self, message: str, *, missing: list[str]) -> None:
+        super().__init__(message)
+        self.missing = missing
 
 
 class ConnectionLostError(SarpError):

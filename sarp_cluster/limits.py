@@ -83,8 +83,13 @@ already read, so that it waits only for what is new."""
 BACKFILL_SEGMENTS_A_STEP: Final = 32
 """Segments that one step of the back-fill reads and registers before it yields to foreground work."""
 
-MERGE_POSTINGS_A_STEP: Final = 1 << 20
-"""Postings that a merge moves, in its helper thread and without the interpreter's lock, before it looks up."""
+MERGE_POSTINGS_A_STEP: Final = 1 << 14
+"""Postings that a merge moves, in its helper thread and without the interpreter's lock, before it pauses."""
+
+MERGE_PAUSE_S: Final = 50e-6
+"""What the helper thread that merges and writes runs sleeps after some half a millisecond's work. The scheduler may put
+it on the CPU of the loop's thread, though another is idle, and without a pause takes it off only at a tick: after up to
+4 ms where there are 250 a second."""
 
 DIRECTORY_RUNS_MAX: Final = 6
 """Runs of the routing directory above which the newest are merged: each is asked in turn."""
@@ -103,6 +108,9 @@ SCRUB_SEGMENTS_A_SECOND: Final = 10_000
 
 SCRUB_ROWS_A_STEP: Final = 8_192
 """Rows of the segment table that one step of the scrub looks through."""
+
+PURGE_POSTINGS_A_STEP: Final = 16_384
+"""Postings that one step of background work looks at for those of segments that are gone: about a millisecond."""
 
 SCRUB_PAUSE_S: Final = 24 * 3_600
 """Seconds from the end of one round of the scrub to the next."""
@@ -214,6 +222,18 @@ RECONNECT_MS_MAX: Final = 500
 
 WORKERS_LISTED_MAX: Final = 65_536
 """Workers that a request may name, or a list has."""
+
+ROUTERS_MAX: Final = 4_096
+"""Routers of one cluster."""
+
+ROUTER_FORGOTTEN_MS: Final = 60_000
+"""A router that was not heard for so long makes room for others."""
+
+CHANGES_WAITING_MAX: Final = 4_096
+"""Changes without a key that wait for their number; more are refused."""
+
+CHANGES_A_BATCH: Final = 256
+"""Changes without a key that are numbered, kept and spread together."""
 
 EVENTS_KEPT: Final = 4_096
 """Events of the timeline that a coordinator remembers."""

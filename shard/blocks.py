@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -47,10 +47,10 @@ TIERS: Final = {name: Tier[name.upper()] for name in messages.TIER_NAMES}
 class Blocks:
     """The handlers of requests that have a placement key."""
 
-    def __init__(self, shard: str, view: ClusterView, keyless: Keyless) -> None:
+    def __init__(self, shard: str, view: ClusterView, keyless: Keyless, behind: Callable[[], None]) -> None:
         self._view = view
         self._keyless = keyless
-        self._ownership = Ownership(shard, view)
+        self._ownership = Ownership(shard, view, behind)
         self.lease = Lease()
         self.index: Index | None = None
         """None until it is recovered and has caught up."""
@@ -72,7 +72,7 @@ class Blocks:
 
     async def match(self, principal: Principal, request: messages.MatchRequest) -> messages.MatchReply:
         """Who holds the longest prefix?"""
-        index, namespace = self._find(principal, request.namespace)
+        index, namespace = self._find(principal, request)
         block_ids = sequence(request, namespace.spec)
         self._ownership.check(block_ids, namespace.key, request.position, request.epoch)
         self.matches += 1
@@ -104,7 +104,7 @@ class Blocks:
     async def _insert(
         self, principal: Principal, request: messages.InsertRequest, durable: bool
     ) -> messages.InsertReply:
-        index, namespace = self._find(principal, request.namespace)
+        index, namespace = self._find(principal, request)
         worker = self._may_change(principal, request)
         block_ids = sequence(request, namespace.spec)
         if request.offset:
@@ -162,7 +162,7 @@ class Blocks:
     async def _remove(
         self, principal: Principal, request: messages.RemoveRequest, durable: bool
     ) -> messages.RemoveReply:
-        index, namespace = self._find(principal, request.namespace)
+        index, namespace = self._find(principal, request)
         worker = self._may_change(principal, request)
         block_ids = sequence(request, namespace.spec)
         self._ownership.check(block_ids, namespace.key, request.position, request.epoch)
@@ -247,9 +247,14 @@ class Blocks:
 
     # --- checks -------------------------------------------------------------------------------------------------------
 
-    def _find(self, principal: Principal, name: str) -> tuple[Index, IndexNamespace]:
+    def _find(
+        self, principal: Principal, request: messages.MatchRequest | messages.Change
+    ) -> tuple[Index, IndexNamespace]:
         if self.index is None:
             raise RecoveringError("this shard is recovering")
+        if request.number:
+            self._ownership.check_number(request.number)
+        name = request.namespace
         entry = self._keyless.namespace(principal, name)
         purges = self._view.registry.purges(entry.spec.tenant)
         known = self._namespaces.get(name)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from sarp_cluster import limits
 from sarp_cluster.core.insertion import Insertion
-from sarp_cluster.errors import ConflictError, StaleGenerationError
+from sarp_cluster.errors import ConflictError, CorruptRecordError, StaleGenerationError
 from sarp_cluster.types import InsertResult, Tier, Worker
 from shard.namespaces import IndexNamespace
+from shard.repair import repair
 from shard.requests import BLOCK_ID_BYTES, check_integer, check_range, check_sequence, check_tier, check_worker
 from shard.state import IndexState
 
@@ -51,7 +52,6 @@ async def insert(
     planned = -1
     while planned < 0:
         await _search(state, insertion)
-        insertion.check_readable()
         if not check_change(state, worker, generation, seq):
             break
         insertion.check_prefix(offset == 0)
@@ -79,16 +79,9 @@ async def add_blocks(state: IndexState, namespace: IndexNamespace, block_ids: by
     # The held part begins behind the last block: it is empty, and no worker is entered.
     insertion.load(block_ids, namespace.key, namespace.id, offset // size, len(block_ids) // BLOCK_ID_BYTES)
     await _search(state, insertion)
-    insertion.check_readable()
     insertion.check_prefix(offset == 0)
     insertion.plan(0, 0, Tier.REMOTE, None)
-    try:
-        if len(insertion.writes):
-            state.store.put(insertion.writes)
-    except BaseException:
-        insertion.abort()
-        raise
-    insertion.commit()
+    _put(state, insertion)
     added = insertion.blocks_added
     state.idle_insertions.append(insertion)
     return added
@@ -124,7 +117,6 @@ async def remove(
     planned = -1
     while planned < 0:
         await _search(state, insertion)
-        insertion.check_readable()
         if not check_change(state, worker, generation, seq):
             break
         planned = insertion.plan_removal(state.workers.find_or_next(*worker), generation, tier_number)
@@ -157,7 +149,10 @@ async def make_durable(state: IndexState) -> bool:
 
 
 async def _search(state: IndexState, insertion: Insertion) -> None:
-    """Search until nothing changed between the search's beginning and its end."""
+    """Search until nothing changed between the search's beginning and its end, and all that it met can be read.
+
+    Raises CorruptRecordError where it meets a segment that cannot be read and not be repaired.
+    """
     read_cached = state.store.read_cached
     for _ in range(limits.INSERT_ATTEMPTS_MAX):
         pending = insertion.begin()
@@ -169,23 +164,56 @@ async def _search(state: IndexState, insertion: Insertion) -> None:
             if read_cached(insertion.search.batch):
                 await state.wait_for(insertion.search.batch)
             pending = insertion.resume()
-        if insertion.unchanged:
+        if insertion.damaged():
+            await _repair(state, insertion)
+        elif insertion.unchanged:
             return
     raise ConflictError(
         f"the index changed during each of {limits.INSERT_ATTEMPTS_MAX} attempts; nothing was applied, try again"
     )
 
 
-def _apply(state: IndexState, insertion: Insertion, worker: Worker, generation: int, seq: int | None) -> None:
-    """Put what was planned, and enter it: no await in here. Until now nothing was changed, whatever was refused."""
+async def _repair(state: IndexState, insertion: Insertion) -> None:
+    """Repair some of what a search met and could not read, so that it may be done again.
+
+    What it healed is written at once: it may be all that is left of a segment that has to be repaired.
+    """
+    damaged = insertion.damaged()
+    healed = insertion.plan_healed()
+    if healed < 0:
+        await state.loader.load_missed()
+    elif healed:
+        _put(state, insertion)
+    elif not any([await repair(state, slot) for slot in damaged]):
+        raise CorruptRecordError(
+            f"segment {damaged[0]} is damaged, others depend on it and nothing says what it held: nothing can be "
+            f"inserted or removed under it until an insert goes on behind it"
+        )
+
+
+def _put(state: IndexState, insertion: Insertion) -> None:
+    """Put what was planned, if it is anything, and enter it."""
+    lost = insertion.lost_places()
     try:
-        index = _enter_worker(state, worker, generation)
         if len(insertion.writes):
             state.store.put(insertion.writes)
+            if lost:
+                state.store.put_lost(*lost)
     except BaseException:
         insertion.abort()
         raise
     insertion.commit()
+    state.healed += insertion.healed
+
+
+def _apply(state: IndexState, insertion: Insertion, worker: Worker, generation: int, seq: int | None) -> None:
+    """Put what was planned, and enter it: no await in here. Until now nothing was changed, whatever was refused."""
+    try:
+        index = _enter_worker(state, worker, generation)
+    except BaseException:
+        insertion.abort()
+        raise
+    _put(state, insertion)
     if seq is not None:
         state.workers.set_seq(index, seq)
         state.store.put_worker_mark(index, state.workers.generation(index), seq)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sarp_cluster.cluster.placement import ID_BYTES, placement_key, slot_of, stretches
+from collections.abc import Callable
+
+from sarp_cluster.cluster.placement import ID_BYTES, slot_of
 from sarp_cluster.cluster.slot_map import SlotMap
 from sarp_cluster.cluster.view import ClusterView
 from sarp_cluster.core.block_id import NamespaceKey
@@ -12,9 +14,20 @@ from sarp_cluster.errors import RecoveringError, WrongShardError
 class Ownership:
     """Judges stretches."""
 
-    def __init__(self, shard: str, view: ClusterView) -> None:
+    def __init__(self, shard: str, view: ClusterView, behind: Callable[[], None]) -> None:
         self._shard = shard
         self._view = view
+        self._behind = behind
+        """Called when somebody knows more than this shard."""
+
+    def check_number(self, number: int) -> None:
+        """Raise RecoveringError where the caller knows of changes without a key that this shard does not.
+
+        So what a router knows to be cleared comes from no shard any more, even from one that no coordinator reaches.
+        """
+        if number > self._view.number:
+            self._behind()
+            raise RecoveringError(f"this shard has not heard of change {number} yet")
 
     def check(self, block_ids: bytes, key: NamespaceKey, position: int, epoch: int | None) -> None:
         """Raise WrongShardError unless these blocks are one stretch, or its beginning, and this shard's.
@@ -23,18 +36,14 @@ class Ownership:
         it tell, so who sends one from the middle has to have cut it by the same map.
         """
         slot_map = self._map(position, epoch)
-        if not block_ids:
-            return
-        first = stretches(block_ids, key, slot_map, position)[0]
-        if first.shard != self._shard:
-            raise self._wrong(f"they belong to {first.shard}")
-        if first.end < position + len(block_ids) // ID_BYTES:
-            raise self._wrong(f"the sequence is cut at position {first.end}")
+        if block_ids:
+            self._check_first(key.internal_id(block_ids, 0), slot_map, position, position + len(block_ids) // ID_BYTES)
 
     def check_tail(self, root: bytes, key: NamespaceKey, end: int, position: int, epoch: int | None) -> None:
         """The same for a stretch of which only the first block ID, and its end, are given."""
-        slot_map = self._map(position, epoch)
-        first = placement_key(root, key)
+        self._check_first(key.internal_id(root, 0), self._map(position, epoch), position, end)
+
+    def _check_first(self, first: int, slot_map: SlotMap, position: int, end: int) -> None:
         owner = slot_map.owner(slot_of(first))
         if owner != self._shard:
             raise self._wrong(f"they belong to {owner}")

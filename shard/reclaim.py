@@ -16,10 +16,11 @@ from typing import Final
 from sarp_cluster import limits
 from sarp_cluster.errors import InvariantViolationError
 from sarp_cluster.storage.log import LogStore
-from sarp_cluster.storage.log_scan import FileScan, live_slots, still_in
+from sarp_cluster.storage.log_scan import FileScan, free_slots, live_slots, slots_in, still_in
 from sarp_cluster.storage.reclaim import Pace, choose
 from sarp_cluster.storage.record import RecordType
 from shard.namespaces import NamespaceRegistry
+from shard.repair import repair
 from shard.rewriting import rewrite
 from shard.state import IndexState
 
@@ -33,9 +34,10 @@ LOOKS_A_FILE: Final = 16
 """While there is nothing to reclaim, it is looked again whenever this part of a log file was appended."""
 
 NAMED: Final = frozenset({RecordType.NAMESPACE, RecordType.WORKER, RecordType.WORKER_MARK})
-"""Types of records that are put again where they are in force. Nothing is lost with the others: headers, groups, what
-changed in the routing directory (the file lies before the oldest snapshot), reclaimed files (a header that was written
-later does not name them)."""
+"""Types of records that are put again where they are in force. So are removals, while their slot is free (images that
+they end may stand in older files), and records that tell of lost ones, while the file of those is there. Nothing is
+gone with the others: headers, groups, what changed in the routing directory (the file lies before the oldest snapshot),
+reclaimed files (a header that was written later does not name them)."""
 
 
 @dataclass
@@ -53,6 +55,8 @@ class _Victim:
     others: dict[tuple[int, int], None] = field(default_factory=dict)
     """(type, number) of records to be put again if they are in force."""
     damaged: bool = False
+    repair_hand: int = 1
+    """Slot from which on segments are looked for that point into it and cannot be read; 0: that was done."""
     copied: bool = False
     """What takes its place is durable."""
     recorded: bool = False
@@ -139,6 +143,8 @@ class Reclaim:
             await self._rewrite(victim)
         elif victim.looked_through < victim.bytes:
             await self._look_through(victim)
+        elif files.live_in(victim.number) and victim.repair_hand:
+            await self._repair(victim)
         elif files.live_in(victim.number):
             self._blocked[victim.number] = files.live_in(victim.number)
             self._victim = None
@@ -190,17 +196,19 @@ class Reclaim:
         self._pace.spend(found.end - victim.looked_through)
         victim.slots.extend(live_slots(self._state.table, found.segments))
         for kind, number in found.others:
-            if kind in NAMED:
+            if kind in NAMED or kind in (RecordType.REMOVAL, RecordType.LOST):
                 victim.others[kind, number] = None
             elif kind != RecordType.RECLAIMED:
                 raise InvariantViolationError(f"a record of type {kind} in log file {victim.number}")
         if found.damaged and not victim.damaged:
-            # What stood there may have been a namespace's or worker's.
+            # What stood there may have been a namespace's, a worker's or a removal.
             victim.damaged = True
             for number in range(1, len(self._namespaces) + 1):
                 victim.others[RecordType.NAMESPACE, number] = None
             for number in range(self._state.workers.count):
                 victim.others[RecordType.WORKER, number] = None
+            for slot in free_slots(self._state.table):
+                victim.others[RecordType.REMOVAL, slot] = None
         victim.looked_through = found.end
 
     async def _rewrite(self, victim: _Victim) -> None:
@@ -218,6 +226,13 @@ class Reclaim:
             victim.slots.popleft()
         victim.slots.extend(slots)
 
+    async def _repair(self, victim: _Victim) -> None:
+        """Repair what still points into the file: what does not verify was not found in it."""
+        table = self._state.table
+        slots, victim.repair_hand = slots_in(table, victim.number, victim.repair_hand, COUNT_ROWS_A_STEP)
+        for slot in slots:
+            await repair(self._state, slot)
+
     def _put_again(self, victim: _Victim) -> None:
         """Put records that are in force again: what they say now."""
         space, workers = self._store.space, self._state.workers
@@ -225,7 +240,9 @@ class Reclaim:
         for _ in range(min(RECORDS_A_STEP, len(victim.others))):
             kind, number = next(iter(victim.others))
             if not space.in_force.stands_elsewhere(kind, number, victim.number):
-                if kind == RecordType.NAMESPACE:
+                if kind in (RecordType.REMOVAL, RecordType.LOST):
+                    self._put_gone_again(kind, number, victim)
+                elif kind == RecordType.NAMESPACE:
                     self._store.put_namespace(*self._namespaces.record(number), reclaiming=True)
                 else:
                     if kind == RecordType.WORKER:
@@ -235,3 +252,19 @@ class Reclaim:
             del victim.others[kind, number]
         self.bytes_rewritten += self._store.bytes_appended - before
         self._pace.spend(self._store.bytes_appended - before)
+
+    def _put_gone_again(self, kind: int, number: int, victim: _Victim) -> None:
+        """Put a removal, or what tells of a lost record, again while what it is about may stand in an older file."""
+        listed = self._store.space.files.listed
+        if victim.number == min(listed):
+            needed = False
+        elif kind == RecordType.REMOVAL:
+            needed = self._state.table.describe(number) is None
+        else:
+            needed = number >> 48 != victim.number and number >> 48 in listed
+        if not needed:
+            self._store.space.in_force.end(kind, number)
+        elif kind == RecordType.REMOVAL:
+            self._store.put_removal_again(number)
+        else:
+            self._store.put_lost(number)

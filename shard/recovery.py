@@ -23,7 +23,10 @@ READ: Final = 1
 """State of a segment whose records verified."""
 
 PAGES_SAMPLED: Final = 8
-"""Pages of the segment table from each of which a segment is read again before a restored snapshot is trusted."""
+"""Pages of the segment table from each of which segments are read again before a restored snapshot is trusted."""
+
+SEGMENTS_A_PAGE: Final = 8
+"""So many: that one of them is damaged says nothing about the snapshot."""
 
 
 async def restore(state: IndexState, namespaces: NamespaceRegistry, recovered: RecoveredStore) -> None:
@@ -68,7 +71,7 @@ async def _check_sample(state: IndexState) -> None:
         sorted({pages * sample // PAGES_SAMPLED for sample in range(PAGES_SAMPLED)} | {pages - 1}) if pages else []
     )
     await state.loader.load_pages(sampled)
-    slots = [slot for page in sampled if (slot := _first_used(table, page))]
+    slots = [slot for page in sampled for slot in _some_used(table, page)]
     if table.segments and not slots:
         raise CorruptRecordError(f"none of {table.segments} segments was found")
     search = state.search()
@@ -87,11 +90,10 @@ async def _check_sample(state: IndexState) -> None:
     state.idle_searches.append(search)
 
 
-def _first_used(table: SegmentTable, page: int) -> int:
-    """The first slot of a page that has a segment; 0: none has."""
-    begin = FIRST_SLOT + page * PAGE_ROWS
-    slots = range(begin, min(begin + PAGE_ROWS, table.slots_end))
-    return next((slot for slot in slots if table.describe(slot) is not None), 0)
+def _some_used(table: SegmentTable, page: int) -> list[int]:
+    """A few slots of a page that have a segment, spread over it."""
+    slots, _ = table.slots_from(FIRST_SLOT + page * PAGE_ROWS, PAGE_ROWS, PAGE_ROWS)
+    return slots[:: -(-len(slots) // SEGMENTS_A_PAGE)] if slots else []
 
 
 async def _rebuild(state: IndexState) -> None:

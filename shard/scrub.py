@@ -1,18 +1,16 @@
 """The scrub: reads every segment now and then, slowly, so that what has rotted is found before it is needed.
 
-It changes nothing: a segment that does not verify is counted, and restored by the next insert that can (core.matching).
+A segment that does not verify is counted and repaired (shard.repair), or else restored by the next insert that can
+(core.matching).
 The chunks of a snapshot are verified by the warmer when the index is opened.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
 from sarp_cluster import limits
+from sarp_cluster.storage.log_scan import unreadable
+from shard.repair import repair
 from shard.state import IndexState
-
-READ: Final = 1
-"""State of a segment whose records verified."""
 
 
 class Scrub:
@@ -45,9 +43,12 @@ class Scrub:
             search = state.search()
             search.load_segments(slots)
             await state.wait_for(search.batch)
-            self._damaged += sum(segment["state"] != READ for segment in search.batch.describe())
+            damaged = unreadable(search.batch)
+            self._damaged += len(damaged)
             self.segments_read += len(slots)
             state.idle_searches.append(search)
+            for slot in damaged:
+                await repair(state, slot)
         self._due_at = now + len(slots) / limits.SCRUB_SEGMENTS_A_SECOND
         if self._hand == 0:
             self.damaged, self._damaged = self._damaged, 0

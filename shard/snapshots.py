@@ -16,11 +16,10 @@ level.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
-
-import numpy as np
+from time import sleep
+from typing import NamedTuple
 
 from sarp_cluster import limits
 from sarp_cluster.core.run_merge import RunMerge
@@ -28,13 +27,11 @@ from sarp_cluster.errors import SnapshotDamagedError
 from sarp_cluster.storage.file_system import FileSystem, run_to_end
 from sarp_cluster.storage.manifest import MANIFESTS_KEPT, Counters, Manifest, publish, set_aside, sweep
 from sarp_cluster.storage.registry import NamespaceRecord, WorkerRecord
-from sarp_cluster.storage.run_file import ROW_BYTES, Rows, RunEntry, RunFile, Slots, newest_rows, write_run_file
+from sarp_cluster.storage.run_file import RunEntry, RunFile, write_run_file
+from sarp_cluster.storage.run_packing import RowMerge
 from sarp_cluster.storage.snapshot import FoundSnapshots
 from shard.namespaces import NamespaceRegistry
 from shard.state import IndexState
-
-ROWS_A_PIECE: Final = 1 << 14
-"""Slots that a merge of rows looks at at once: what it does with the interpreter's lock, matches wait for."""
 
 
 class Frozen(NamedTuple):
@@ -190,11 +187,13 @@ class Snapshots:
     def _write_run(self, merge: RunMerge, slots: memoryview[int], rows: memoryview[int]) -> RunEntry:
         """In a helper thread: the frozen overlay and rows become a run file."""
         while merge.step(limits.MERGE_POSTINGS_A_STEP):
-            pass
-        return self._write(merge, [(np.asarray(slots, np.uint32), np.asarray(rows, np.uint8).reshape(-1, ROW_BYTES))])
+            sleep(limits.MERGE_PAUSE_S)
+        frozen = RowMerge()
+        frozen.add_memory(slots, rows)
+        return self._write(merge, frozen)
 
-    def _write(self, merge: RunMerge, pieces: list[tuple[Slots, Rows]] | Iterator[tuple[Slots, Rows]]) -> RunEntry:
-        entry = write_run_file(self._file_system, self._directory, merge.run, pieces)
+    def _write(self, merge: RunMerge, rows: RowMerge) -> RunEntry:
+        entry = write_run_file(self._file_system, self._directory, merge.run, rows)
         self.bytes_written += entry.bytes
         return entry
 
@@ -252,17 +251,18 @@ class Snapshots:
         old = self._kept[0]
         await state.loader.load_runs({run.number for run in old.runs[:newest]})
         merge = state.directory.begin_merge(1, newest, self._take_number())
-        entry = await run_to_end(lambda: self._merge_runs(merge, old.runs[:newest], old.counters.next_slot))
+        entry = await run_to_end(lambda: self._merge_runs(merge, old.runs[:newest]))
         manifest = old._replace(number=self._take_number(), runs=(entry, *old.runs[newest:]))
         await run_to_end(lambda: publish(self._file_system, self._directory, manifest))
         retired = state.directory.finish_merge(merge)
         await asyncio.get_running_loop().run_in_executor(None, retired.clear)
         await self._published(manifest)
 
-    def _merge_runs(self, merge: RunMerge, entries: Sequence[RunEntry], slots_end: int) -> RunEntry:
+    def _merge_runs(self, merge: RunMerge, entries: Sequence[RunEntry]) -> RunEntry:
         """In a helper thread: postings in memory, rows from file to file."""
         while merge.step(limits.MERGE_POSTINGS_A_STEP):
-            pass
-        files = [RunFile(self._directory, entry) for entry in entries]
-        pieces = (newest_rows(files, begin, begin + ROWS_A_PIECE) for begin in range(0, slots_end, ROWS_A_PIECE))
-        return self._write(merge, pieces)
+            sleep(limits.MERGE_PAUSE_S)
+        rows = RowMerge()
+        for entry in entries:
+            RunFile(self._directory, entry).add_rows(rows)
+        return self._write(merge, rows)

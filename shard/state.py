@@ -44,6 +44,10 @@ class IndexState:
         """One byte a worker, 1 where its locations count; None: all do. A shard of a cluster sets it."""
         self.answering = Answering(self.workers)
         self.readers = ThreadPoolExecutor(READ_THREADS, "sarp-read")
+        self.healed = 0
+        """Segments that were repaired, or healed by inserts, since the index was opened."""
+        self.repairing = asyncio.Lock()
+        """Held across our own reads only (shard.repair)."""
         self.idle_searches: deque[Search] = deque(maxlen=IDLE_MAX)
         self.idle_insertions: deque[Insertion] = deque(maxlen=IDLE_MAX)
 

@@ -6,7 +6,8 @@ Invariants (the core's D1-D3 and S1-S4 first):
   V3  location runs are sorted, not empty, at home (inside [fork, count)), and a block is in one run of a
       (worker, tier);
   V4  every segment is registered at its first block, and at each point behind an entry that is published, with the
-      filter of its present blocks; nothing else is registered, but for entries that are being built.
+      filter of its present blocks; nothing else is registered, but for entries that are being built, and for what
+      stale segments (core.removal) were.
   V5  of each log file it is known how many bytes segments point to, once they were counted.
 V4 is the entry-level invariant of design §4.
 """
@@ -143,5 +144,5 @@ def _check_entries(state: IndexState, segments: dict[int, dict[str, Any]]) -> No
         walk(segment, 0, required)
     missing = required - registered
     invariant(not missing, "V4: not registered", missing=sorted(missing)[:3], count=len(missing))
-    stray = registered - required - allowed
+    stray = {posting for posting in registered - required - allowed if posting[3] not in state.table.stale}
     invariant(not stray, "V4: registered without reason", stray=sorted(stray)[:3], count=len(stray))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from sarp_cluster.cluster.slot_map import SLOTS, SlotMap
-from sarp_cluster.core.block_id import NamespaceKey, xxh3
+from sarp_cluster.core.block_id import NamespaceKey, xxh3_of_id
 
 ID_BYTES: Final = 8
 
@@ -24,14 +24,14 @@ class Stretch(NamedTuple):
     shard: str
 
 
-def slot_of(key: int) -> int:
-    """The slot of a placement key."""
-    return xxh3(key.to_bytes(ID_BYTES, "little")) % SLOTS
-
-
 def placement_key(block_id: bytes, key: NamespaceKey) -> int:
     """The placement key of a stretch whose first block has this packed wire ID."""
-    return int.from_bytes(key.internal_ids(block_id), "little")
+    return key.internal_id(block_id, 0)
+
+
+def slot_of(key: int) -> int:
+    """The slot of a placement key."""
+    return xxh3_of_id(key) % SLOTS
 
 
 def stretches(block_ids: bytes, key: NamespaceKey, slot_map: SlotMap, position: int = 0) -> list[Stretch]:
@@ -43,7 +43,7 @@ def stretches(block_ids: bytes, key: NamespaceKey, slot_map: SlotMap, position: 
     found: list[Stretch] = []
     start = position
     while start < end:
-        first = placement_key(block_ids[(start - position) * ID_BYTES : (start - position + 1) * ID_BYTES], key)
+        first = key.internal_id(block_ids, start - position)
         cut = slot_map.splits.get(first, end)
         cut = cut if start < cut < end else end
         slot = slot_of(first)

@@ -98,6 +98,15 @@ def xxh3(data, uint64_t seed=0):
         PyBuffer_Release(&view)
 
 
+def xxh3_of_id(uint64_t block_id):
+    """The 64-bit XXH3 of a block ID's 8 bytes, little-endian."""
+    cdef unsigned char data[8]
+    cdef int i
+    for i in range(8):
+        data[i] = <unsigned char>(block_id >> (8 * i))
+    return xxh3_64(data, 8, 0)
+
+
 def xxh3_block_ids(token_ids, block_size, str lora not None="", str salt not None=""):
     """Wire IDs of the full blocks of `token_ids` (u32 little-endian): each names all tokens up to its block's end."""
     return block_hashes(token_ids, block_size, lora, salt, True)
@@ -135,6 +144,12 @@ cdef class NamespaceKey:
     def wire_ids(self, internal):
         """The wire IDs of packed internal IDs: the inverse of `internal_ids`."""
         return self._mapped(internal, False)
+
+    def internal_id(self, bytes wire not None, Py_ssize_t position):
+        """The internal ID of the block at a position of packed wire IDs."""
+        if not 0 <= position < len(wire) // 8:
+            raise IndexError(f"position {position} of {len(wire) // 8} blocks")
+        return permute(&self.key, xxh3_read64(PyBytes_AS_STRING(wire) + 8 * position))
 
     cdef bytes _mapped(self, object ids, bint inwards):
         cdef bytes mapped

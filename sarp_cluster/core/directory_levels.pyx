@@ -198,6 +198,7 @@ cdef class DirectoryLevels:
             self.level[i - replaced + 1] = self.level[i]
         self.levels -= replaced - 1
         self.version += 1
+        merge.keep = ()
         return retired
 
     cdef int validate_levels(self) except -1:

@@ -22,6 +22,7 @@ cdef class Insertion:
     cdef WorkerTable workers
     cdef readonly SegmentBatch writes
     cdef readonly int blocks_added
+    cdef readonly int healed   # segments that the last commit restored
     cdef int first             # position from ids[0] from which the worker holds the blocks
     cdef int low               # lowest window that is searched
 

@@ -90,19 +90,17 @@ cdef class Insertion:
 
     # --- planning ------------------------------------------------------------------------------------------------------
 
-    def check_readable(self):
-        """Raise CorruptRecordError if the search met a segment that cannot be read, and could not heal it.
+    def damaged(self):
+        """Slots of segments that the search met, that cannot be read, and that it could not heal.
 
-        What it held is not known. Going round it could store blocks a second time, and a block with two homes could be
+        What they held is not known. Going round them could store blocks a second time, and a block with two homes could be
         answered with a holder that was removed from one of them.
         """
         cdef int item
-        for item in range(self.search.batch.count):
-            if self.search.batch.item[item].state == DAMAGED:
-                raise CorruptRecordError(
-                    f"segment {self.search.batch.item[item].slot} (window {self.search.batch.item[item].window}) is damaged: "
-                    f"nothing can be inserted or removed under it"
-                )
+        return list({
+            self.search.batch.item[item].slot: None for item in range(self.search.batch.count)
+            if self.search.batch.item[item].state == DAMAGED
+        })
 
     def check_prefix(self, bint rooted):
         """Raise UnknownPrefixError if the first window needs ancestors (it is not `rooted`) and is not in the index."""
@@ -161,7 +159,7 @@ cdef class Insertion:
             for write in range(self.writes.count):
                 segment = &self.writes.item[write]
                 count_before = self.table.row(segment.slot).count
-                if segment.count != count_before:
+                if segment.count != count_before or segment.image_count == 0:
                     self.points.touch(segment.slot, segment.ids, segment.count, count_before)
         return not self.search.missed()
 
@@ -187,6 +185,22 @@ cdef class Insertion:
                 )
         self.choose_writes()
         if self.search.missed():
+            self.abort()
+            return -1
+        return self.writes.count
+
+    def plan_healed(self):
+        """Fill `writes` with the segments that the search healed, where they are still as it met them; -1: as `plan`."""
+        cdef SegmentColumns* segment
+        cdef int item
+        self.writes.clear()
+        self.blocks_added = 0
+        for item in range(self.search.batch.count):
+            segment = &self.search.batch.item[item]
+            if (segment.write and segment.image == self.table.row(segment.slot).image
+                    and segment.delta == self.table.row(segment.slot).delta):
+                self.edit(item)
+        if not self.all_in_memory():
             self.abort()
             return -1
         return self.writes.count
@@ -427,14 +441,30 @@ cdef class Insertion:
         """Enter the writes, which now stand in the store, in the table and the directory."""
         cdef SegmentColumns* segment
         cdef int write, count_before
+        self.healed = 0
         for write in range(self.writes.count):
             segment = &self.writes.item[write]
             count_before = self.table.row(segment.slot).count
             self.table.store(segment)
             if segment.count != count_before:
                 self.points.register(segment.slot, segment.ids, segment.count, count_before)
+            elif segment.image_count == 0:
+                # It was healed. While it could not be read, it was registered nowhere anew.
+                self.points.register(segment.slot, segment.ids, segment.count, 0)
+                self.healed += 1
         if self.search.missed():
             raise InvariantViolationError("a change was entered that wanted what is not in memory")
+
+    def lost_places(self):
+        """Where the records stand of the segments that were healed and are about to be put."""
+        cdef SegmentColumns* segment
+        cdef int write
+        places = []
+        for write in range(self.writes.count):
+            segment = &self.writes.item[write]
+            if segment.count_before and segment.image_count == 0:
+                places += [segment.image, segment.delta]
+        return places
 
     def abort(self):
         """Give back the slots of new segments that were not written."""

@@ -139,8 +139,8 @@ cdef class Search(Query):
             if seen:
                 continue
             row = self.table.row(slot)
-            if row.namespace_id != self.namespace_id or row.window != self.base_window + self.top:
-                continue  # a colliding key; what is foreign is not even read
+            if row.namespace_id != self.namespace_id or row.window != self.base_window + self.top or row.count == 0:
+                continue  # a colliding key, or what is left of a segment that is gone; what is foreign is not even read
             end = blocks if blocks < row.count else row.count
             candidate.slot = slot
             candidate.bound = match_bound(&self.parameters, equal, self.walk_point, end)

@@ -160,12 +160,13 @@ cdef class PostingRun:
 
     def __dealloc__(self):
         cdef uint32_t i
-        for i in range(self.c.chunks):
-            if not self.c.leaf[i].unloaded:
-                free(self.c.leaf[i].key)
-        free(self.c.leaf)
-        free(self.c.first)
-        free(self.c.size)
+        with nogil:  # it is some time's work, which a helper thread does beside the owner
+            for i in range(self.c.chunks):
+                if not self.c.leaf[i].unloaded:
+                    free(self.c.leaf[i].key)
+            free(self.c.leaf)
+            free(self.c.first)
+            free(self.c.size)
 
     # --- building ----------------------------------------------------------------------------------------------------
 
@@ -259,10 +260,11 @@ cdef class PostingRun:
         cdef bytes packed = PyBytes_FromStringAndSize(NULL, self.c.chunks * sizeof(IndexEntry))
         cdef IndexEntry* entry = <IndexEntry*>PyBytes_AS_STRING(packed)
         cdef uint32_t i
-        for i in range(self.c.chunks):
-            entry[i] = IndexEntry(
-                self.c.first[i].key, self.c.first[i].high, self.c.first[i].low, self.c.first[i].slot, self.c.size[i]
-            )
+        with nogil:
+            for i in range(self.c.chunks):
+                entry[i] = IndexEntry(
+                    self.c.first[i].key, self.c.first[i].high, self.c.first[i].low, self.c.first[i].slot, self.c.size[i]
+                )
         return packed
 
     @staticmethod

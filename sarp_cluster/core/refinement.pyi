@@ -6,6 +6,9 @@ class Backfill:
     """Builds the entries at the points of one kind behind one entry, and publishes them at once."""
 
     published: bool
+    key: int
+    point: int
+    kind: int
     def __init__(self, points: RoutingPoints, key: int, point: int, kind: int) -> None: ...
     def next_segments(self, table: SegmentTable, batch: SegmentBatch, limit: int) -> bool: ...
     def in_memory(self, batch: SegmentBatch) -> bool: ...

@@ -78,7 +78,7 @@ cdef class Backfill:
         """Register the segments that were read at the point behind. Returns how many could not be read.
 
         A segment that was extended meanwhile registered itself; one that is gone has a new tag. A damaged segment is
-        left out: no match can use it.
+        left out: before it is repaired the entries must not be published, or what hides it would be stored again.
         """
         cdef int target = self.points.successor(self.point, self.kind)
         cdef SegmentColumns* item

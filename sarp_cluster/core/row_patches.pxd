@@ -10,6 +10,7 @@ cdef enum:
     CHILD = 3                  # one child more
     UNCHILD = 4                # one less
     FREE = 5                   # the segment is gone
+    DROP = 6                   # it is gone, and its postings are not
     # How many words it takes.
     HEADER_WORDS = 1
     ROW_WORDS = 6

@@ -92,6 +92,7 @@ cdef class RowPatches:
                 sound = fits(row, whole.tag, before, had_delta)
                 if sound:
                     children = row.children if before else 0
+                    whole.stale = before and (row.stale or whole.count < before)
                     if before:
                         self.note_replaced(row.image)
                         self.note_replaced(row.delta)
@@ -104,12 +105,13 @@ cdef class RowPatches:
                     self.note_replaced(row.delta)
                     row.delta = delta.place
                     row.count = delta.count
-            elif header.kind == FREE:
+            elif header.kind == FREE or header.kind == DROP:
                 sound = fits(row, row.tag, before, had_delta) and row.children == 0
                 if sound:
                     self.note_replaced(row.image)
                     self.note_replaced(row.delta)
                     row.count = 0
+                    row.stale = header.kind == DROP
             elif header.kind == CHILD:
                 sound = row.count != 0
                 row.children += 1

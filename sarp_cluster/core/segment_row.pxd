@@ -19,7 +19,7 @@ cdef struct SegmentRow:        # 40 bytes; the same in a snapshot
     uint16_t tag
     uint8_t fork
     uint8_t count              # blocks; 0: the slot is free
-    uint16_t reserved          # 0
+    uint16_t stale             # 1: the directory may have postings of what the slot was before (core.removal)
 
 
 cdef inline void fill_row(SegmentRow* row, const SegmentColumns* columns) noexcept nogil:

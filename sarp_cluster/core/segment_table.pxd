@@ -30,19 +30,21 @@ cdef class SegmentTable:
     cdef uint32_t missed[MISSED_MAX]
     cdef readonly int missed_count
     cdef bint replaying        # from begin_lazy until finish_replay: no free slots are known
+    cdef readonly dict stale   # slots whose row is stale -> number of the mark
+    cdef readonly size_t stale_marks
     cdef RowPatches patches
     cdef ChangedRows changes
 
     cdef uint32_t allocate(self) except 0
     cdef void release(self, uint32_t slot) noexcept
     cdef int store(self, const SegmentColumns* columns) except -1
-    cdef int remove(self, uint32_t slot) except -1
+    cdef int mark_stale(self, uint32_t slot) except -1
     cdef int add_page(self) except -1
     cdef int reserve_pages(self, size_t pages) except -1
     cdef bint restore(self, const SegmentColumns* columns, bint gaps) except -1
     cdef bint may_be_next(self, uint32_t slot) noexcept
     cdef bint names_segment(self, uint32_t slot, uint32_t other) noexcept
-    cdef int release_free_rows(self, size_t page) noexcept
+    cdef int take_rows(self, size_t page) except -1
     cdef int check_loaded(self, uint32_t slot) except -1
     cdef void miss(self, uint32_t page) noexcept nogil
 

@@ -21,6 +21,8 @@ class SegmentTable:
     """Unloaded pages that changed since the snapshot."""
     dirty_rows: int
     """Rows that changed since the last freeze."""
+    stale: dict[int, int]
+    """Slots of which the directory may have postings that are not true any more."""
 
     def __init__(self) -> None: ...
     @property

@@ -20,7 +20,8 @@ Invariants (checked by validate(), which wants all pages loaded):
   S4  segments, blocks (each at its home), block entries (copies too) and deltas are exact, patches that wait included;
   S5  unloaded_pages pages are unloaded, and only those have patches;
   S6  a slot on the free list is free, below next_slot, in a loaded page, and stands there once;
-  S7  a row that differs from its state at the last freeze is marked as changed (changed_rows R1, R2).
+  S7  a row that differs from its state at the last freeze is marked as changed (changed_rows R1, R2);
+  S8  `stale` has the slots of the loaded rows that are marked as stale (core.removal).
 """
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -54,6 +55,7 @@ cdef class SegmentTable:
         self.nothing = <SegmentRow*>sarp_no_rows
         self.changes = ChangedRows()
         self.patches = RowPatches()
+        self.stale = {}
 
     def __dealloc__(self):
         cdef size_t i
@@ -126,6 +128,7 @@ cdef class SegmentTable:
         cdef SegmentRow* row
         self.check_loaded(columns.slot)
         row = self.row(columns.slot)
+        cdef bint cut = columns.count < row.count
         if row.count == 0:
             self.check_loaded(columns.parent)
             self.check_loaded(columns.origin)
@@ -148,31 +151,15 @@ cdef class SegmentTable:
         self.deltas += columns.delta != 0
         self.version += 1
         fill_row(row, columns)
+        if cut:
+            self.mark_stale(columns.slot)
         return 0
 
-    cdef int remove(self, uint32_t slot) except -1:
-        """Take out a segment that has no children."""
-        cdef SegmentRow* row
-        self.check_loaded(slot)
-        row = self.row(slot)
-        if row.count == 0 or row.children:
-            raise InvariantViolationError(f"segment {slot} is free or has {row.children} children")
-        self.check_loaded(row.parent)
-        self.check_loaded(row.origin)
-        self.touch(slot)
-        self.segments -= 1
-        self.blocks -= row.count - row.fork
-        self.block_entries -= row.count
-        self.deltas -= row.delta != 0
-        self.version += 1
-        if row.parent:
-            self.touch(row.parent)
-            self.row(row.parent).children -= 1
-        if row.origin:
-            self.touch(row.origin)
-            self.row(row.origin).children -= 1
-        row.count = 0
-        self.release(slot)
+    cdef int mark_stale(self, uint32_t slot) except -1:
+        """Postings of what a changed row was before may be left. Until they are not, its slot is given to nobody else."""
+        self.row(slot).stale = 1
+        self.stale_marks += 1
+        self.stale[slot] = self.stale_marks
         return 0
 
     # --- recovery from the whole log -----------------------------------------------------------------------------------
@@ -260,16 +247,18 @@ cdef class SegmentTable:
         self.replaying = False
         for page in range(self.pages, 0, -1):
             if self.page[page - 1] != self.nothing:
-                self.release_free_rows(page - 1)
+                self.take_rows(page - 1)
         self.patches.free_applied()
         self.version += 1
 
-    cdef int release_free_rows(self, size_t page) noexcept:
-        """Put the free rows of a page that was loaded on the free list."""
+    cdef int take_rows(self, size_t page) except -1:
+        """Put the free rows of a page that was loaded on the free list, and note those that are stale."""
         cdef uint32_t begin = FIRST_SLOT + page * PAGE_ROWS
         cdef uint32_t slot
         for slot in range(min(begin + PAGE_ROWS, self.next_slot) - 1, begin - 1, -1):  # the lowest is taken first
-            if self.row(slot).count == 0:
+            if self.row(slot).stale:
+                self.mark_stale(slot)
+            elif self.row(slot).count == 0:
                 self.release(slot)
         return 0
 
@@ -336,7 +325,7 @@ cdef class SegmentTable:
                 previous = slot
                 row = &own[slot - begin]
                 memcpy(row, &rows[i * sizeof(SegmentRow)], sizeof(SegmentRow))
-                if (row.count > SEGMENT_BLOCKS or row.fork > row.count and row.count or row.reserved
+                if (row.count > SEGMENT_BLOCKS or row.fork > row.count and row.count or row.stale > 1
                         or not self.names_segment(slot, row.parent) or not self.names_segment(slot, row.origin)):
                     raise CorruptRecordError(f"the row of slot {slot} makes no sense")
             self.patches.apply(page, own)
@@ -347,7 +336,7 @@ cdef class SegmentTable:
         self.unloaded_pages -= 1
         self.patches.forget(page, self.changes, own)
         if not self.replaying:
-            self.release_free_rows(page)
+            self.take_rows(page)
             self.patches.free_applied()
 
     # --- snapshots -----------------------------------------------------------------------------------------------------
@@ -493,8 +482,13 @@ cdef class SegmentTable:
             raise InvariantViolationError(f"S5: {len(unloaded)} pages are unloaded, {len(patched)} have patches")
         free_slots = {self.free_slot[page] for page in range(self.free_count)}
         for slot in free_slots:
-            if not FIRST_SLOT <= slot < self.next_slot or not self.loaded(slot) or self.row(slot).count:
+            if not FIRST_SLOT <= slot < self.next_slot or not self.loaded(slot) or self.row(slot).count or slot in self.stale:
                 raise InvariantViolationError(f"S6: slot {slot} is on the free list")
         if len(free_slots) != self.free_count:
             raise InvariantViolationError("S6: a slot is on the free list twice")
+        stale = {
+            slot for slot in range(FIRST_SLOT, self.next_slot) if self.loaded(slot) and self.row(slot).stale
+        }
+        if stale != self.stale.keys() and not self.replaying:
+            raise InvariantViolationError(f"S8: slots {sorted(stale ^ self.stale.keys())[:3]}")
         self.changes.validate()

@@ -9,4 +9,4 @@ cdef bint replay_delta(
     SegmentTable table, uint32_t slot, uint16_t tag, uint32_t namespace_id, uint64_t place, int count, int count_before,
     bint had_delta
 ) except -1
-cdef bint replay_removal(SegmentTable table, const SegmentColumns* columns) except -1
+cdef bint replay_removal(SegmentTable table, const SegmentColumns* columns, bint stale) except -1

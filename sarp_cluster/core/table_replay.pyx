@@ -15,6 +15,7 @@ from sarp_cluster.core.row_patches cimport (
     CHILD,
     DELTA,
     DELTA_WORDS,
+    DROP,
     FREE,
     HEADER_WORDS,
     ROW,
@@ -38,13 +39,16 @@ cdef int adopt(SegmentTable table, uint32_t slot, int change) noexcept:
 
 
 cdef bint replay_image(SegmentTable table, const SegmentColumns* columns, bint had_delta) except -1:
-    """A whole segment from the log behind the snapshot. False if the record makes no sense."""
+    """A whole segment from the log behind the snapshot. False if the record makes no sense.
+
+    With fewer blocks than before, those that it lost are still registered.
+    """
     cdef uint32_t slot = columns.slot
     cdef SegmentRow* row
     cdef SegmentRow* patched
     cdef int count_before = columns.count_before
     cdef bint new = count_before == 0
-    if not table.may_be_next(slot) or had_delta and new or count_before > columns.count:
+    if not table.may_be_next(slot) or had_delta and new:
         return False
     if not table.names_segment(slot, columns.parent) or not table.names_segment(slot, columns.origin):
         return False
@@ -61,6 +65,7 @@ cdef bint replay_image(SegmentTable table, const SegmentColumns* columns, bint h
         table.touch(slot)
         if new:
             row.children = 0
+        row.stale = not new and (row.stale or columns.count < count_before)
         fill_row(row, columns)
     else:
         patched = <SegmentRow*>table.patches.add(slot - FIRST_SLOT, ROW, count_before, had_delta, ROW_WORDS)
@@ -110,9 +115,9 @@ cdef bint replay_delta(
     return True
 
 
-cdef bint replay_removal(SegmentTable table, const SegmentColumns* columns) except -1:
-    """A segment is gone, `columns` say what it was: slot, tag, parent, origin, fork, count, delta. False if that makes
-    no sense."""
+cdef bint replay_removal(SegmentTable table, const SegmentColumns* columns, bint stale) except -1:
+    """A segment is gone, `columns` say what it was: slot, tag, parent, origin, fork, count, delta. `stale`: its postings
+    are still there. False if that makes no sense."""
     cdef uint32_t slot = columns.slot
     cdef SegmentRow* row
     cdef bint had_delta = columns.delta != 0
@@ -129,8 +134,9 @@ cdef bint replay_removal(SegmentTable table, const SegmentColumns* columns) exce
         table.patches.note_replaced(row.delta)
         table.touch(slot)
         row.count = 0
+        row.stale = stale
     else:
-        table.patches.add(slot - FIRST_SLOT, FREE, columns.count, had_delta, HEADER_WORDS)
+        table.patches.add(slot - FIRST_SLOT, DROP if stale else FREE, columns.count, had_delta, HEADER_WORDS)
     if columns.parent:
         adopt(table, columns.parent, -1)
     if columns.origin:

@@ -106,26 +106,35 @@ class Timeline:
             self._wake.clear()
             if self._path is None or not self._unwritten:
                 return
-            batch = list(self._unwritten)
+            appending = asyncio.ensure_future(self._append(self._path, list(self._unwritten)))
             try:
-                await self._append(self._path, batch)
-            except OSError as error:
-                self.failed += 1
-                self._torn = True
-                logger.warning("the timeline cannot be written, it goes on in memory: %s", error)
-                return  # the next event tries again
-            while self._unwritten and self._unwritten[0].number <= batch[-1].number:
-                self._unwritten.popleft()
+                await asyncio.shield(appending)
+            except asyncio.CancelledError:
+                # A file that is being opened has to be closed, and lines that are written not written again.
+                while not appending.done():
+                    try:
+                        await asyncio.wait([appending])
+                    except asyncio.CancelledError:
+                        pass  # we are about to raise the first one
+                raise
 
     async def _append(self, path: Path, batch: list[Event]) -> None:
-        if self._lines >= self._kept:
-            await aiofiles.os.replace(path, _older(path))
-            self._lines, self._torn = 0, False
-        data = b"".join(_encoder.encode(event) + b"\n" for event in batch)
-        async with aiofiles.open(path, "ab") as file:
-            await file.write(b"\n" + data if self._torn else data)
+        try:
+            if self._lines >= self._kept:
+                await aiofiles.os.replace(path, _older(path))
+                self._lines, self._torn = 0, False
+            data = b"".join(_encoder.encode(event) + b"\n" for event in batch)
+            async with aiofiles.open(path, "ab") as file:
+                await file.write(b"\n" + data if self._torn else data)
+        except OSError as error:
+            self.failed += 1
+            self._torn = True
+            logger.warning("the timeline cannot be written, it goes on in memory: %s", error)
+            return  # the next event tries again
         self._lines += len(batch)
         self._torn = False
+        while self._unwritten and self._unwritten[0].number <= batch[-1].number:
+            self._unwritten.popleft()
 
     async def close(self) -> None:
         """Write what is left."""

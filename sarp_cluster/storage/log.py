@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import struct
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +22,7 @@ from sarp_cluster.storage.file_system import DISK, FileSystem, run_to_end
 from sarp_cluster.storage.log_files import LogFiles
 from sarp_cluster.storage.log_space import LogSpace
 from sarp_cluster.storage.log_tail import LogTail
-from sarp_cluster.storage.record import RecordType
+from sarp_cluster.storage.record import RecordType, pack_removal, pack_removal_again
 from sarp_cluster.storage.recovery import Progress, header_prefix
 from sarp_cluster.storage.registry import pack_namespace, pack_worker, pack_worker_mark
 from sarp_cluster.storage.segment_store import StoreStatistics
@@ -178,6 +178,21 @@ class LogStore:
         """Record a worker's generation and the highest seq applied."""
         payload = pack_worker_mark(worker, generation, seq)
         self._put_record(RecordType.WORKER_MARK, worker, payload, reclaiming)
+
+    def put_removal(self, row: Mapping[str, int]) -> None:
+        """Record that a segment, which had this row and cannot be read, is gone."""
+        self._put_record(RecordType.REMOVAL, row["slot"], pack_removal(row), True)
+        self._tail.files.note_gone(row["slot"], row["image"], row["delta"])
+        self.put_lost(row["image"], row["delta"])
+
+    def put_lost(self, *places: int) -> None:
+        """Record that what stands at these places need not be read: a damaged segment is gone, or was written anew."""
+        for place in filter(None, places):
+            self._put_record(RecordType.LOST, place, struct.pack("<Q", place), True)
+
+    def put_removal_again(self, slot: int) -> None:
+        """Record once more that a slot is free: what said so before is reclaimed."""
+        self._put_record(RecordType.REMOVAL, slot, pack_removal_again(slot), True)
 
     def _put_record(self, kind: RecordType, number: int, payload: bytes, reclaiming: bool) -> None:
         """Put a record that says something new of what has this number."""

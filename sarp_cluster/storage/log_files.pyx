@@ -75,6 +75,12 @@ cdef class LogFiles:
             if slot < self.counted_end:
                 self.live[place_file(place)] += sign * <int64_t>place_length(place)
 
+    def note_gone(self, uint32_t slot, *places):
+        """The segment that points to these places is gone."""
+        cdef uint64_t place
+        for place in places:
+            self.count_place(slot, place, -1)
+
     def note_dead(self, const uint64_t[::1] places):
         """Segments that point to these places were counted as alive and have others: that is found as rows are loaded."""
         cdef Py_ssize_t i

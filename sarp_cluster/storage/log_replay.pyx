@@ -25,14 +25,19 @@ from sarp_cluster.storage.record cimport (
     FRAME_BYTES,
     GROUP_RECORD,
     IMAGE_RECORD,
+    LOST_RECORD,
+    REMOVAL_RECORD,
     ROUTING_RECORD,
     DeltaHeader,
     Frame,
     ImageHeader,
+    RemovalHeader,
     check_frame,
 )
 
 from typing import NamedTuple
+
+from sarp_cluster.errors import InvariantViolationError
 
 cdef struct Staged:
     const uint8_t* payload
@@ -63,7 +68,8 @@ cdef class LogReplay:
     cdef readonly list routing             # payloads of routing records; in a tail only
     cdef readonly list senseless
     cdef readonly bint gaps                # files are missing that were reclaimed: what they had was written anew
-    cdef set orphans                       # slots with a delta whose image was in such a file
+    cdef bint skipped                      # records are missing that could not be read
+    cdef set orphans                       # slots with a delta whose image was in such a file, or was such a record
     cdef list held                         # what staged records stand in
     cdef Staged* staged
     cdef size_t staged_count
@@ -93,6 +99,13 @@ cdef class LogReplay:
         """Go on behind records that are missing, through this LSN; `reclaimed`: and are not needed."""
         self.lsn = lsn
         self.gaps = self.gaps or reclaimed
+
+    def skip(self):
+        """Go on behind one record that does not verify and is not needed."""
+        if self.tail:
+            raise InvariantViolationError("what a record behind a snapshot changed must be known")
+        self.lsn += 1
+        self.skipped = True
 
     def feed(self, data, uint32_t file, uint64_t begin=0, uint64_t base=0):
         """Replay a log file, of which `data` has all from offset `base` on, from offset `begin` on.
@@ -172,6 +185,8 @@ cdef class LogReplay:
             elif record.kind == DELTA_RECORD:
                 sound = self.enter_delta(record)
                 self.segment_bytes += place_length(record.place)
+            elif record.kind == REMOVAL_RECORD:
+                sound = self.enter_removal(record)
             elif record.kind == ROUTING_RECORD:
                 if self.tail:
                     self.routing.append(record.payload[: record.payload_bytes])
@@ -204,8 +219,7 @@ cdef class LogReplay:
         if self.tail:
             columns.count_before = whole.count_before
             return table_replay.replay_image(self.table, &columns, whole.had_delta)
-        if self.gaps:
-            self.orphans.discard(whole.slot)
+        self.orphans.discard(whole.slot)
         return self.table.restore(&columns, self.gaps)
 
     cdef bint enter_delta(self, const Staged* record) except -1:
@@ -227,9 +241,43 @@ cdef class LogReplay:
                 row.delta = record.place
                 row.count = more.count
                 return True
-        if self.gaps:  # its image was reclaimed: then the segment was written anew, behind this
+        if self.gaps or self.skipped:  # its image is not there any more: then the segment was written anew, behind this
             self.orphans.add(more.slot)
-        return self.gaps
+        return self.gaps or self.skipped
+
+    cdef bint enter_removal(self, const Staged* record) except -1:
+        """Enter that a segment is gone. False if the record makes no sense, or there is no such segment.
+
+        One that says it again has a free row before it, or images of which the record that it stands for is reclaimed.
+        """
+        cdef RemovalHeader gone
+        cdef SegmentColumns columns
+        cdef SegmentRow* row
+        cdef bint again
+        if record.payload_bytes != sizeof(RemovalHeader):
+            return False
+        memcpy(&gone, record.payload, sizeof(RemovalHeader))
+        again = gone.count == 0
+        if gone.slot < FIRST_SLOT or gone.count > SEGMENT_BLOCKS or gone.fork > gone.count:
+            return False
+        if self.tail:
+            columns.slot = gone.slot
+            columns.tag = gone.tag
+            columns.parent = gone.parent
+            columns.origin = gone.origin
+            columns.fork = gone.fork
+            columns.count = gone.count
+            columns.delta = gone.had_delta
+            return again or table_replay.replay_removal(self.table, &columns, gone.stale)
+        self.orphans.discard(gone.slot)
+        if gone.slot >= self.table.next_slot:  # its image is not there any more
+            return self.gaps or self.skipped
+        row = self.table.row(gone.slot)
+        if not (again or self.gaps or self.skipped or row.count and row.tag == gone.tag):
+            return False
+        row.count = 0
+        row.delta = 0
+        return True
 
     def missing_images(self):
         """Slots with a delta whose image was never found, although nothing but a later image makes that sound."""
@@ -248,6 +296,20 @@ def highest_mark(const uint8_t[::1] data, uint64_t begin, uint32_t file):
             highest = max(highest, mark)
         at += 8
     return highest
+
+
+def lost_places(const uint8_t[::1] data, uint32_t file):
+    """The places that records in `data`, a log file, say need not be read."""
+    cdef uint64_t length = data.shape[0]
+    cdef uint64_t at = 0
+    cdef uint64_t place
+    found = []
+    while length >= FRAME_BYTES + 8 and at <= length - FRAME_BYTES - 8:
+        if check_frame(&data[at], <uint32_t>min(length - at, 0xFFFFFFFFu), file, at) == LOST_RECORD:
+            memcpy(&place, &data[at + FRAME_BYTES], 8)
+            found.append(place)
+        at += 8
+    return found
 
 
 def live_bytes(SegmentTable table):

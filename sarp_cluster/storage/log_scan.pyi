@@ -11,7 +11,8 @@ class FileScan(NamedTuple):
     segments: bytes
     """Records of segments, for `live_slots`."""
     others: list[tuple[int, int]]
-    """(type, the number that the payload begins with) of the other records, each once: not headers, groups, routing."""
+    """(type, the number that the payload begins with) of the other records, each once: not headers, groups, routing.
+    Of one that tells of a lost record: its place."""
     end: int
     """Offset at which the next stretch begins."""
     damaged: bool
@@ -25,6 +26,12 @@ def live_slots(table: SegmentTable, segments: bytes) -> list[int]:
 
 def still_in(table: SegmentTable, slots: list[int], file: int) -> list[int]:
     """Of these segments, those with a record in this file."""
+
+def slots_in(table: SegmentTable, file: int, begin: int, rows: int) -> tuple[list[int], int]:
+    """The segments among `rows` rows from `begin` on with a record in this file; the slot to go on from, 0: the end."""
+
+def free_slots(table: SegmentTable) -> list[int]:
+    """The slots that were used and are free. All of the table must be loaded."""
 
 def unreadable(batch: SegmentBatch) -> list[int]:
     """The slots of the segments in a batch that are damaged."""

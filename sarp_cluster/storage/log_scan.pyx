@@ -19,6 +19,7 @@ from sarp_cluster.storage.record cimport (
     FRAME_BYTES,
     GROUP_RECORD,
     IMAGE_RECORD,
+    LOST_RECORD,
     ROUTING_RECORD,
     Frame,
     check_frame,
@@ -97,6 +98,9 @@ def scan(const uint8_t[::1] data, uint32_t file, uint64_t begin, bint last):
                     others[other_count].number = 0
                     if frame.payload_bytes >= 4:
                         memcpy(&others[other_count].number, &data[offset + FRAME_BYTES], 4)
+                    others[other_count].place = others[other_count].number
+                    if frame.kind == LOST_RECORD and frame.payload_bytes >= 8:
+                        memcpy(&others[other_count].place, &data[offset + FRAME_BYTES], 8)
                     others[other_count].kind = frame.kind
                     other_count += 1
                 offset += size
@@ -105,7 +109,7 @@ def scan(const uint8_t[::1] data, uint32_t file, uint64_t begin, bint last):
             offset = length
         return FileScan(
             segments=(<const char*>found)[:count * sizeof(Found)] if count else b"",
-            others=list({(others[i].kind, others[i].number): None for i in range(other_count)}),
+            others=list({(others[i].kind, others[i].place): None for i in range(other_count)}),
             end=begin + offset,
             damaged=damaged,
         )
@@ -138,6 +142,19 @@ def still_in(SegmentTable table, list slots, uint32_t file):
         if row.count and (place_file(row.image) == file or (row.delta and place_file(row.delta) == file)):
             left.append(slot)
     return left
+
+
+def slots_in(SegmentTable table, uint32_t file, uint32_t begin, uint32_t rows):
+    """The segments among `rows` rows from `begin` on with a record in this file, and where to go on; 0: those were all."""
+    cdef uint32_t first = max(begin, <uint32_t>FIRST_SLOT)
+    cdef uint32_t end = min(<uint64_t>first + rows, <uint64_t>table.next_slot)
+    return still_in(table, list(range(first, end)), file), end if end < table.next_slot else 0
+
+
+def free_slots(SegmentTable table):
+    """The slots that were used and are free. All of the table must be loaded."""
+    cdef uint32_t slot
+    return [slot for slot in range(FIRST_SLOT, table.next_slot) if table.row(slot).count == 0]
 
 
 def unreadable(SegmentBatch batch):

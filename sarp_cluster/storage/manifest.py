@@ -210,6 +210,13 @@ def set_aside(file_system: FileSystem, directory: Path, *manifests: Manifest) ->
     file_system.sync_directory(directory)
 
 
+def set_all_aside(file_system: FileSystem, directory: Path) -> None:
+    """Let no recovery use any of the manifests there are."""
+    for path in manifest_files(file_system, directory).values():
+        file_system.rename(path, path.with_suffix(".bad"))
+    file_system.sync_directory(directory)
+
+
 def sweep(file_system: FileSystem, directory: Path, kept: list[Manifest]) -> None:
     """Remove manifests that are not kept, and then runs that none of those kept names. For a helper thread."""
     keep = {manifest_name(manifest.number) for manifest in kept}

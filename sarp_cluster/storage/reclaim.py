@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Container, Sequence
 from typing import Final, NamedTuple
 
+from sarp_cluster.storage.record import RecordType
+
 LIVE_SHARE_MAX: Final = 0.5
 """A file of which no more is useful is worth rewriting at any time: it gives back what it costs, or more."""
 
@@ -29,6 +31,9 @@ ratio's sake (share 1 / 1.4), a byte gained costs 3.5 read and 2.5 written: so w
 
 FRAME_BYTES: Final = 32
 """Of each record, before its payload; both together are padded to a multiple of 8."""
+
+SPARSE: Final = frozenset({RecordType.REMOVAL, RecordType.LOST})
+"""Types of records that are few, while the numbers of what they are about are large."""
 
 BURST_S: Final = 0.25
 """Seconds' worth of pace that may be saved up."""
@@ -132,17 +137,25 @@ class Pace:
 class RecordsInForce:
     """Where the newest record of each namespace, worker and worker's mark stands; an older one is of no use.
 
+    So too of each slot's removal, and of what tells of each lost record: these are few, and their numbers large.
+
     Kept for what was put since the store was opened. Of what was recovered nothing is known (0), so it is put again
     when its file is reclaimed, and known from then on.
     """
 
     def __init__(self) -> None:
         self._place: dict[int, array[int]] = {}
+        self._sparse: dict[tuple[int, int], int] = {}
         self._bytes: dict[int, int] = {}
 
     def put(self, kind: int, number: int, file: int, payload_bytes: int) -> None:
         """A record was appended to a file: it is the one in force from now on."""
         size = (FRAME_BYTES + payload_bytes + 7) & ~7
+        if kind in SPARSE:
+            self.end(kind, number)
+            self._sparse[kind, number] = file << 16 | size >> 3
+            self._bytes[file] = self._bytes.get(file, 0) + size
+            return
         places = self._place.setdefault(kind, array("I"))
         if number >= len(places):
             places.extend([0] * (max(64, 2 * number) - len(places)))
@@ -152,8 +165,16 @@ class RecordsInForce:
         places[number] = file << 16 | size >> 3
         self._bytes[file] = self._bytes.get(file, 0) + size
 
+    def end(self, kind: int, number: int) -> None:
+        """A removal, or what tells of a lost record, is not needed any more."""
+        before = self._sparse.pop((kind, number), 0)
+        if before:
+            self._bytes[before >> 16] -= (before & 0xFFFF) << 3
+
     def stands_elsewhere(self, kind: int, number: int, file: int) -> bool:
         """Is the record in force known to stand in another file?"""
+        if kind in SPARSE:
+            return self._sparse.get((kind, number), 0) >> 16 not in (0, file)
         places = self._place.get(kind, ())
         return number < len(places) and places[number] >> 16 not in (0, file)
 
@@ -163,6 +184,9 @@ class RecordsInForce:
 
     def forget(self, file: int) -> None:
         """The file is gone."""
+        for kind, number in list(self._sparse):
+            if kind == RecordType.LOST and number >> 48 == file:
+                self.end(kind, number)
         self._bytes.pop(file, None)
 
 

@@ -14,6 +14,8 @@ cdef enum:
     GROUP_RECORD = 7           # what was durable when a group of records was written
     ROUTING_RECORD = 8         # what changed in the routing directory
     RECLAIMED_RECORD = 9       # a log file of which nothing is needed any more
+    REMOVAL_RECORD = 10        # a segment that is gone
+    LOST_RECORD = 11           # a record of a segment that could not be read and is not needed any more
 
 
 cdef packed struct Frame:
@@ -55,6 +57,19 @@ cdef packed struct DeltaHeader:
     uint8_t count_before
     uint8_t had_delta
     uint32_t zero
+
+
+cdef packed struct RemovalHeader:
+    uint32_t slot
+    uint16_t tag
+    uint8_t fork
+    uint8_t count              # blocks the segment had; 0: that it is gone was said before
+    uint32_t parent
+    uint32_t origin
+    uint8_t had_delta
+    uint8_t stale              # 1: its postings are not known and still there
+    uint16_t zero
+    uint32_t zero_too
 
 
 cdef uint32_t segment_bytes(const SegmentColumns* segment, const LocationRun* runs) noexcept nogil

@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ class RecordType(IntEnum):
     GROUP = 7
     ROUTING = 8
     RECLAIMED = 9
+    REMOVAL = 10
+    LOST = 11
 
 class RecordHeader(NamedTuple):
     """A verified frame."""
@@ -28,6 +31,12 @@ class RecordHeader(NamedTuple):
 
 def frame_record(kind: int, payload: bytes, lsn: int, file: int, offset: int, incarnation: int) -> bytes:
     """A whole record of any type, padded to 8 bytes."""
+
+def pack_removal(row: Mapping[str, int]) -> bytes:
+    """Payload of the REMOVAL record of a segment that cannot be read, given its row (SegmentTable.describe)."""
+
+def pack_removal_again(slot: int) -> bytes:
+    """Payload of a REMOVAL record that says again that a slot is free."""
 
 def read_frame(data: Buffer, at: int, file: int, offset: int) -> RecordHeader | None:
     """The verified header of the record at data[at:], which stands at `offset` of log file `file`; None if it fails."""

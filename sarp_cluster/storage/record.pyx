@@ -66,6 +66,8 @@ class RecordType(IntEnum):
     GROUP = GROUP_RECORD
     ROUTING = ROUTING_RECORD
     RECLAIMED = RECLAIMED_RECORD
+    REMOVAL = REMOVAL_RECORD
+    LOST = LOST_RECORD
 
 
 class RecordHeader(NamedTuple):
@@ -307,6 +309,20 @@ def frame_record(int kind, bytes payload, uint64_t lsn, uint32_t file, uint64_t 
     cdef uint8_t[::1] view = record
     seal_frame(&view[0], kind, len(payload), lsn, file, offset, incarnation)
     return bytes(record)
+
+
+def pack_removal(row):
+    """Payload of the REMOVAL record of a segment that cannot be read, given its row (SegmentTable.describe)."""
+    cdef RemovalHeader gone = RemovalHeader(
+        row["slot"], row["tag"], row["fork"], row["count"], row["parent"], row["origin"], row["delta"] != 0, 1, 0, 0
+    )
+    return (<const uint8_t*>&gone)[: sizeof(RemovalHeader)]
+
+
+def pack_removal_again(uint32_t slot):
+    """Payload of a REMOVAL record that says again that a slot is free."""
+    cdef RemovalHeader gone = RemovalHeader(slot, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    return (<const uint8_t*>&gone)[: sizeof(RemovalHeader)]
 
 
 def read_frame(const uint8_t[::1] data, Py_ssize_t at, uint32_t file, uint64_t offset):

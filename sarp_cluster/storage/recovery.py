@@ -22,16 +22,16 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sarp_cluster.core.segment_table import SegmentTable
-from sarp_cluster.errors import BadRequestError, CorruptRecordError, StorageError
+from sarp_cluster.errors import BadRequestError, CorruptRecordError, SnapshotDamagedError, StorageError
 from sarp_cluster.storage.file_system import DISK, FileSystem
-from sarp_cluster.storage.log_replay import LogReplay, highest_mark, live_bytes
+from sarp_cluster.storage.log_replay import LogReplay, highest_mark, live_bytes, lost_places
 from sarp_cluster.storage.log_scan import scan
 from sarp_cluster.storage.record import RecordType, read_frame
 from sarp_cluster.storage.registry import NamespaceRecord, WorkerRecord, replay_registry
 from sarp_cluster.storage.store_directory import cut_file_name, log_file_name, log_files
 
 FORMAT_MAGIC: Final = b"SARPLOG"
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 FRAME_BYTES: Final = 32
 HEADER_BYTES: Final = (4_096, FRAME_BYTES + 16 + 2 * 0xFFFF)
 """How much of a file is read for its header: nearly always enough, and certainly."""
@@ -85,7 +85,7 @@ def check_header(payload: bytes, path: Path, segment_blocks: int) -> None:
     if not payload.startswith(FORMAT_MAGIC):
         raise StorageError(f"{path}: not a log file of ours")
     version = payload[len(FORMAT_MAGIC) : len(FORMAT_MAGIC) + 1]
-    if version not in (b"1", str(FORMAT_VERSION).encode()):
+    if version not in (b"1", b"2", str(FORMAT_VERSION).encode()):
         raise StorageError(
             f"{path}: format version {version.decode(errors='replace')}, this program reads version {FORMAT_VERSION}: "
             f"open it with a newer program"
@@ -108,7 +108,7 @@ def header_segment_blocks(payload: bytes, path: Path) -> int:
 
 def older_files(header: bytes, number: int) -> set[int]:
     """The older files that there were when file `number`, with this header, began."""
-    if header[: len(FORMAT_MAGIC) + 1] != FORMAT_MAGIC + b"2":
+    if header[: len(FORMAT_MAGIC) + 1] == FORMAT_MAGIC + b"1":
         return set(range(1, number))
     (count,) = struct.unpack_from("<I", header, 12)
     return set(struct.unpack_from(f"<{count}H", header, 16))
@@ -169,6 +169,10 @@ class _Recovery:
         else:
             self._lost = (start.files | set(range(start.file, max(self._all, default=0)))) - self._all.keys()
         self._replayed_bytes = 0
+        self._lost_places: dict[tuple[int, int], int] | None = None
+        """Records that need not be read, (file, offset): place; None: nobody has asked yet."""
+        self._skipped: set[int] = set()
+        """Their places, of those that do not verify."""
 
     def run(self, progress: Progress | None, *, cut: bool) -> RecoveredLog:
         """Replay, and take away what was never acknowledged or is not needed."""
@@ -223,9 +227,27 @@ class _Recovery:
             if ended == begin and begin + len(data) < size:  # one that is longer, or does not verify
                 ended = self._replay.feed(self._file_system.read(path, begin), number, begin, begin)
             if ended == begin:
+                ended += self._skip_lost(number, path, begin)
+            if ended == begin:
                 return
             yield ended
             begin = ended
+
+    def _skip_lost(self, number: int, path: Path, offset: int) -> int:
+        """Go on behind a record that does not verify and need not be read. Returns its length; 0: it is none.
+
+        Raises SnapshotDamagedError behind a snapshot: there, what it changed would have to be known.
+        """
+        if self._lost_places is None:
+            self._lost_places = lost_records(self._files, number, self._file_system)
+        place = self._lost_places.get((number, offset), 0)
+        if not place or read_frame(self._file_system.read(path, offset, place_bytes(place)), 0, number, offset):
+            return 0
+        if self._start is not None:
+            raise SnapshotDamagedError(f"{path}: the record at offset {offset}, behind the snapshot, is lost")
+        self._replay.skip()
+        self._skipped.add(place)
+        return place_bytes(place)
 
     @property
     def _reclaimed(self) -> set[int]:
@@ -253,6 +275,10 @@ class _Recovery:
                 f"{self._directory / log_file_name(file)}: the record at offset {offset} (LSN {lsn}) verifies but "
                 f"makes no sense: what it changes is not there, or not as it says"
             )
+        told = {int.from_bytes(about[:8], "little") for kind, about in self._replay.others if kind == RecordType.LOST}
+        for place in sorted(self._skipped - told):
+            path = self._directory / log_file_name(place >> 48)
+            raise CorruptRecordError(f"{path}: the record at offset {place_offset(place)} does not verify")
         for slot in self._replay.missing_images():
             raise CorruptRecordError(f"{self._directory}: segment {slot} has changes, but its image is not in the log")
         for number in sorted(number for number in self._lost - self._reclaimed if number < min(self._files, default=0)):
@@ -358,6 +384,22 @@ def vouched_behind(files: dict[int, Path], number: int, offset: int, file_system
             begin = offset if later == number else 0
             vouched = max(vouched, highest_mark(file_system.read(path, begin), begin, later))
     return vouched
+
+
+def lost_records(files: dict[int, Path], number: int, file_system: FileSystem = DISK) -> dict[tuple[int, int], int]:
+    """What log files from this one on say need not be read, (file, offset): place."""
+    found = [lost_places(file_system.read(path), later) for later, path in files.items() if later >= number]
+    return {(place >> 48, place_offset(place)): place for places in found for place in places}
+
+
+def place_offset(place: int) -> int:
+    """Where in its file a record stands."""
+    return (place & 0xFFFFFFFF) << 3
+
+
+def place_bytes(place: int) -> int:
+    """How long it is."""
+    return (place >> 32 & 0xFFFF) << 3
 
 
 def _make_durable(file_system: FileSystem, directory: Path, files: Iterable[Path]) -> None:

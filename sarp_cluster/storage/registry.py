@@ -98,6 +98,6 @@ def replay_registry(
             if gaps and number not in workers:
                 continue  # its record was in a file that is reclaimed, and was put again behind this, a newer mark too
             workers[number] = workers[number]._replace(generation=generation, seq=seq)
-        elif kind not in (RecordType.FILE_HEADER, RecordType.ROUTING, RecordType.RECLAIMED):
+        elif kind not in (RecordType.FILE_HEADER, RecordType.ROUTING, RecordType.RECLAIMED, RecordType.LOST):
             raise StorageError(f"a record of type {kind}, which this program does not know: open it with a newer one")
     return [namespaces[number] for number in sorted(namespaces)], [workers[number] for number in sorted(workers)]

@@ -12,15 +12,18 @@ import struct
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from time import sleep
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sarp_cluster import limits
 from sarp_cluster.core.posting_run import PostingRun
 from sarp_cluster.errors import SnapshotDamagedError
 from sarp_cluster.storage.checksum import crc32c
 from sarp_cluster.storage.file_system import FileSystem
+from sarp_cluster.storage.run_packing import RowMerge, RunPacker
 
 CHUNK_BYTES: Final = 65_536
 ROW_BYTES: Final = 40
@@ -67,29 +70,7 @@ def run_file_name(number: int) -> str:
     return f"run-{number:06d}.sarp"
 
 
-def row_chunks(pieces: Iterable[tuple[Slots, Rows]]) -> Iterator[tuple[int, int, bytes]]:
-    """Rows in the order of their slots, in pieces of any length, as chunks: (first slot, rows, bytes)."""
-    slots, rows = np.empty(0, np.uint32), np.empty((0, ROW_BYTES), np.uint8)
-
-    def chunk(count: int) -> tuple[int, int, bytes]:
-        data = bytearray(CHUNK_BYTES)
-        data[: 4 * count] = slots[:count].tobytes()
-        data[ROWS_AT : ROWS_AT + ROW_BYTES * count] = rows[:count].tobytes()
-        return int(slots[0]), count, bytes(data)
-
-    for more_slots, more_rows in pieces:
-        slots = np.concatenate([slots, more_slots])
-        rows = np.concatenate([rows, more_rows])
-        while len(slots) >= CHUNK_ROWS:
-            yield chunk(CHUNK_ROWS)
-            slots, rows = slots[CHUNK_ROWS:], rows[CHUNK_ROWS:]
-    if len(slots):
-        yield chunk(len(slots))
-
-
-def write_run_file(
-    file_system: FileSystem, directory: Path, run: PostingRun, pieces: Iterable[tuple[Slots, Rows]]
-) -> RunEntry:
+def write_run_file(file_system: FileSystem, directory: Path, run: PostingRun, rows: RowMerge) -> RunEntry:
     """Write and sync a run file under its final name, which no manifest mentions yet. For a helper thread.
 
     The caller syncs the directory, with all else that a manifest will name.
@@ -97,32 +78,27 @@ def write_run_file(
     path = directory / run_file_name(run.number)
     descriptor = file_system.create(path, replace=True)
     try:
-        offset = 0
+        packer = RunPacker()
         posting_checksums, row_entries, row_checksums = [], [], []
-        for number in range(run.chunks):
-            data: memoryview | bytes = run.chunk(number)
-            posting_checksums.append(crc32c(data))
-            file_system.write(descriptor, data, offset)
-            offset += CHUNK_BYTES
-        for first, count, data in row_chunks(pieces):
-            row_entries.append((first, count))
-            row_checksums.append(crc32c(data))
-            file_system.write(descriptor, data, offset)
-            offset += CHUNK_BYTES
-        index = b"".join(
-            [
-                run.index(),
-                np.array(posting_checksums, "<u4").tobytes(),
-                np.array(row_entries, ROW_ENTRY).tobytes(),
-                np.array(row_checksums, "<u4").tobytes(),
-            ]
-        )
-        footer = FOOTER.pack(FOOTER_MAGIC, run.number, run.chunks, len(row_entries), crc32c(index))
-        file_system.write(descriptor, index + footer, offset)
+        postings = row_chunks = 0
+        while packed := packer.postings(run, postings):
+            file_system.write(descriptor, packer.data, postings * CHUNK_BYTES)
+            posting_checksums.append(packer.checksums)
+            postings += packed
+            sleep(limits.MERGE_PAUSE_S)
+        while packed := packer.rows(rows):
+            file_system.write(descriptor, packer.data, (postings + row_chunks) * CHUNK_BYTES)
+            row_entries.append(packer.entries)
+            row_checksums.append(packer.checksums)
+            row_chunks += packed
+            sleep(limits.MERGE_PAUSE_S)
+        index = b"".join([run.index(), *posting_checksums, *row_entries, *row_checksums])
+        footer = FOOTER.pack(FOOTER_MAGIC, run.number, postings, row_chunks, crc32c(index))
+        file_system.write(descriptor, index + footer, (postings + row_chunks) * CHUNK_BYTES)
         file_system.sync(descriptor)
     finally:
         file_system.close(descriptor)
-    return RunEntry(run.number, run.chunks, len(row_entries), crc32c(index + footer))
+    return RunEntry(run.number, postings, row_chunks, crc32c(index + footer))
 
 
 class RunFile:
@@ -155,10 +131,13 @@ class RunFile:
     def _read(self, chunk: int, checksum: int) -> bytes:
         data = os.pread(self._descriptor, CHUNK_BYTES, chunk * CHUNK_BYTES)
         if crc32c(data) != checksum:
-            raise SnapshotDamagedError(
-                f"{self.path}: the chunk at offset {chunk * CHUNK_BYTES} does not verify", self.entry.number
-            )
+            raise self._damage(chunk)
         return data
+
+    def _damage(self, chunk: int) -> SnapshotDamagedError:
+        return SnapshotDamagedError(
+            f"{self.path}: the chunk at offset {chunk * CHUNK_BYTES} does not verify", self.entry.number
+        )
 
     def will_need(self, chunk: int) -> None:
         """Tell the kernel that a chunk of postings is about to be read."""
@@ -196,6 +175,17 @@ class RunFile:
         if not found:
             return np.empty(0, np.uint32), np.empty((0, ROW_BYTES), np.uint8)
         return np.concatenate([slots for slots, _ in found]), np.concatenate([rows for _, rows in found])
+
+    def add_rows(self, merge: RowMerge) -> None:
+        """Let a merge read all rows, in its own time. It raises SnapshotDamagedError for what does not verify."""
+        offset = self.entry.posting_chunks * CHUNK_BYTES
+        merge.add_file(self, self._descriptor, offset, self._row_entries.view(np.uint32), self._row_checksums)
+
+    def row_failure(self, chunk: int, error: int) -> Exception:
+        """Why a merge could not read a chunk of rows: an errno, or 0 where it does not verify."""
+        if error:
+            return OSError(error, os.strerror(error), str(self.path))
+        return self._damage(self.entry.posting_chunks + chunk)
 
     def verify(self) -> Iterator[str]:
         """What is wrong with each chunk that does not verify; for `sarp verify` and the scrub."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from sarp_cluster.core.segment import SegmentBatch
@@ -55,6 +55,12 @@ class SegmentStore(Protocol):
 
     def put_worker_mark(self, worker: int, generation: int, seq: int) -> None:
         """Record a worker's generation and the highest seq applied (-1: none)."""
+
+    def put_removal(self, row: Mapping[str, int]) -> None:
+        """Record that a segment, which had this row and cannot be read, is gone."""
+
+    def put_lost(self, *places: int) -> None:
+        """Record that what stands at these places need not be read: a damaged segment is gone, or was written anew."""
 
     def append_journal(self) -> None:
         """Put the routing changes so far, which `journal` has, into the log."""

@@ -2,7 +2,7 @@
 
 The newest manifest that verifies, and whose runs do, as far as their indexes: the rest of a run is verified chunk by
 chunk when it is first wanted. If that one is damaged the one before is taken, with more of the log to replay; if none
-is left, everything is rebuilt from the log.
+is left, or a record behind it is lost, everything is rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sarp_cluster.core.segment_table import SegmentTable
-from sarp_cluster.errors import CorruptRecordError
+from sarp_cluster.errors import CorruptRecordError, SnapshotDamagedError
 from sarp_cluster.storage.file_system import FileSystem
-from sarp_cluster.storage.manifest import Manifest, decode, manifest_files
+from sarp_cluster.storage.manifest import Manifest, decode, manifest_files, set_all_aside
 from sarp_cluster.storage.recovery import LogStart, Progress, RecoveredLog, recover
 from sarp_cluster.storage.run_file import RunFile
 from sarp_cluster.storage.store_directory import snapshot_numbers
@@ -79,7 +79,14 @@ def recover_newest(
             manifest.workers,
             frozenset(manifest.log_files),
         )
-    log = recover(directory, table, segment_blocks, start=start, progress=progress, file_system=file_system)
+    try:
+        log = recover(directory, table, segment_blocks, start=start, progress=progress, file_system=file_system)
+    except SnapshotDamagedError as error:
+        # A record is lost behind it, and behind each one that is older. The log has all of it, in other records.
+        table = SegmentTable()
+        log = recover(directory, table, segment_blocks, progress=progress, file_system=file_system)
+        set_all_aside(file_system, directory)
+        found = found._replace(usable=[], refused=[*found.refused, str(error)])
     return RecoveredStore(log, table, found)
 
 

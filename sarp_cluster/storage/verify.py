@@ -27,6 +27,8 @@ from sarp_cluster.storage.recovery import (
     header_prefix,
     header_segment_blocks,
     lost_files,
+    lost_records,
+    place_bytes,
     vouched_behind,
 )
 from sarp_cluster.storage.store_directory import lock, log_file_name, log_files
@@ -47,7 +49,8 @@ class Finding(NamedTuple):
     offset: int
     what: str
     harmless: bool = False
-    """True for a torn tail: it was never acknowledged, and the next opening cuts it off."""
+    """True for a torn tail: it was never acknowledged, and the next opening cuts it off. True, too, for a record that
+    could not be read and is not needed any more."""
 
 
 @dataclass
@@ -63,7 +66,7 @@ class Verification:
 
     @property
     def clean(self) -> bool:
-        """Is there nothing wrong, but for a tail that was never acknowledged?"""
+        """Is there nothing wrong, but for what is harmless?"""
         return all(finding.harmless for finding in self.findings)
 
 
@@ -197,6 +200,12 @@ class _Verifier:
         """Note what is wrong at an offset of a file. Returns where to go on, and whether the log ends here instead."""
         name, lsn = self._files[number].name, replay.lsn
         resumed, next_lsn = next_record(data, offset, number)
+        place = lost_records(self._files, number).get((number, offset), 0)
+        if place and resumed != offset:
+            what = "a record of a segment does not verify: that is gone, or was written anew"
+            self._found.findings.append(Finding(name, offset, what, harmless=True))
+            replay.skip()
+            return offset + place_bytes(place), False
         vouched = vouched_behind(self._files, number, offset)
         if vouched <= replay.applied_lsn:
             self._torn(replay)  # what is behind it is no part of the store

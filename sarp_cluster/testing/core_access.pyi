@@ -24,8 +24,11 @@ def release(table: SegmentTable, slot: int) -> None:
 def store(table: SegmentTable, batch: SegmentBatch) -> None:
     """Enter the segments of a batch."""
 
-def remove(table: SegmentTable, slot: int) -> None:
-    """Take out a segment that has no children."""
+def remove(table: SegmentTable, slot: int, stale: bool = False) -> None:
+    """Take out a segment that has no children. `stale`: its postings are still there."""
+
+def end_stale(table: SegmentTable, slot: int) -> None:
+    """No posting of a stale slot is left."""
 
 def load(table: SegmentTable, slots: Iterable[int]) -> SegmentBatch:
     """A batch of what the table knows of these segments."""
@@ -39,5 +42,5 @@ def replay_images(table: SegmentTable, batch: SegmentBatch, had_delta: bool = Fa
 def replay_deltas(table: SegmentTable, batch: SegmentBatch, had_delta: bool = False) -> bool:
     """The same as deltas: slot, tag, namespace, delta and count of each count."""
 
-def replay_removals(table: SegmentTable, batch: SegmentBatch) -> bool:
+def replay_removals(table: SegmentTable, batch: SegmentBatch, stale: bool = False) -> bool:
     """Replay that the segments of a batch are gone."""

@@ -9,6 +9,7 @@ from sarp_cluster.core.routing_directory cimport RoutingDirectory
 from sarp_cluster.core.segment cimport SegmentBatch, SegmentColumns
 from sarp_cluster.core.segment_row cimport SegmentRow
 from sarp_cluster.core.segment_table cimport SegmentTable
+from sarp_cluster.core.removal cimport clear_stale, remove_segment
 from sarp_cluster.core.table_replay cimport replay_delta, replay_image, replay_removal
 
 
@@ -61,11 +62,16 @@ def store(SegmentTable table, SegmentBatch batch):
         table.store(&batch.item[i])
 
 
-def remove(SegmentTable table, uint32_t slot):
-    """Take out a segment that has no children."""
+def remove(SegmentTable table, uint32_t slot, bint stale=False):
+    """Take out a segment that has no children. `stale`: its postings are still there."""
     if not FIRST_SLOT <= slot < table.next_slot:
         raise ValueError(f"slot {slot} was never allocated")
-    table.remove(slot)
+    remove_segment(table, slot, stale)
+
+
+def end_stale(SegmentTable table, uint32_t slot):
+    """No posting of a stale slot is left."""
+    clear_stale(table, slot)
 
 
 def load(SegmentTable table, slots):
@@ -110,10 +116,10 @@ def replay_deltas(SegmentTable table, SegmentBatch batch, bint had_delta=False):
     return True
 
 
-def replay_removals(SegmentTable table, SegmentBatch batch):
+def replay_removals(SegmentTable table, SegmentBatch batch, bint stale=False):
     """Replay that the segments of a batch are gone."""
     cdef int i
     for i in range(batch.count):
-        if not replay_removal(table, &batch.item[i]):
+        if not replay_removal(table, &batch.item[i], stale):
             return False
     return True

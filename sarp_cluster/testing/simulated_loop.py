@@ -79,6 +79,8 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self.cut: set[tuple[str, str]] = set()
         """(from, to): nothing that one node sends reaches the other; both ways when both are here."""
         self.lost_chunks = 0
+        self.resumed_at: list[float] = []
+        """When nodes went on that had been paused."""
 
     def time(self) -> float:
         """Virtual seconds since the loop began."""
@@ -91,7 +93,6 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         context = contextvars.copy_context()
         context.run(_node.set, node)
         task = self.create_task(main(), context=context)
-        node.tasks.append(task)
         return task
 
     def kill(self, node: Node) -> None:
@@ -122,6 +123,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def resume(self, node: Node) -> None:
         """SIGCONT: what was due meanwhile is due now."""
         node.paused = False
+        self.resumed_at.append(self.time())
         for callback, args in node.take_kept():
             super().call_soon(node.run, callback, *args)
 

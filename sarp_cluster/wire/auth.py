@@ -143,3 +143,8 @@ def bearer(header: str) -> str:
 def node_token(secret: bytes) -> str:
     """The token with which nodes of one cluster know each other, made of the cluster's secret."""
     return TOKEN_PREFIX + hashlib.blake2b(key=secret, person=b"sarp-node-token", digest_size=32).hexdigest()
+
+
+def cluster_id(secret: bytes) -> str:
+    """What tells a cluster from every other: made of its secret, so that all coordinators say the same."""
+    return hashlib.blake2b(key=secret, person=b"sarp-cluster-id", digest_size=8).hexdigest()

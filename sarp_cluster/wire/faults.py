@@ -76,6 +76,10 @@ def describe(error: Exception, *, change: bool = False) -> ErrorBody:
             return body
         case errors.UnavailableError():
             body = ErrorBody(code=error.code, message=str(error), retry_after_ms=error.retry_after_ms or RETRY_AFTER_MS)
+        case errors.IncompleteError():
+            body = ErrorBody(code=error.code, message=str(error), retry_after_ms=RETRY_AFTER_MS, missing=error.missing)
+            body.outcome = "partly_applied"
+            return body
         case errors.ConflictError():
             body = ErrorBody(code="conflict", message=str(error), retry_after_ms=RETRY_AFTER_MS)
         case errors.StoreFullError():

@@ -3,7 +3,7 @@ coordinator (design §6)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from sarp_cluster import limits
@@ -37,13 +37,17 @@ class Keyless:
         secret: bytes,
         coordinator: Peer,
         enter: Callable[[Entry], None],
+        *,
         silent: Callable[[Worker], bool] = lambda _: False,
+        refresh: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._view = view
         self._secret = secret
         self._coordinator = coordinator
         self._enter = enter
         self._silent = silent
+        self._refresh = refresh
+        """Asks for news, where a name is not known."""
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -128,6 +132,16 @@ class Keyless:
             )
         return entry
 
+    async def own_worker_informed(self, principal: Principal, worker: Worker) -> WorkerEntry:
+        """As `own_worker`; one that is not known here may be known elsewhere since a moment."""
+        try:
+            return self.own_worker(principal, worker)
+        except UnknownWorkerError:
+            if self._refresh is None:
+                raise
+            await self._refresh()
+            return self.own_worker(principal, worker)
+
     async def register_worker(self, principal: Principal, request: messages.RegisterRequest) -> messages.WorkerReply:
         """Register a worker, or find it."""
         check_name(request.worker, "worker")
@@ -144,7 +158,7 @@ class Keyless:
     async def clear_worker(self, principal: Principal, request: messages.ClearRequest) -> messages.WorkerReply:
         """All that a worker held is gone."""
         worker = Worker(request.worker, request.dp_rank)
-        self.own_worker(principal, worker)
+        await self.own_worker_informed(principal, worker)
         return await self._change_worker(control.ClearWorker(worker=_name(worker), generation=request.generation))
 
     async def drain_worker(self, principal: Principal, request: messages.WorkerName) -> messages.WorkerReply:
@@ -157,7 +171,7 @@ class Keyless:
 
     async def _retire(self, principal: Principal, request: messages.WorkerName, gone: bool) -> messages.WorkerReply:
         worker = Worker(request.worker, request.dp_rank)
-        self.own_worker(principal, worker)
+        await self.own_worker_informed(principal, worker)
         return await self._change_worker(control.RetireWorker(worker=_name(worker), gone=gone))
 
     async def list_workers(self, principal: Principal, _: messages.Empty) -> messages.WorkerList:

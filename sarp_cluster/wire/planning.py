@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from sarp_cluster.cluster.placement import ID_BYTES, Stretch, placement_key, slot_of, stretches
+from sarp_cluster.cluster.placement import ID_BYTES, Stretch, slot_of, stretches
 from sarp_cluster.cluster.slot_map import SlotMap
 from sarp_cluster.core.block_id import NamespaceKey
 from sarp_cluster.errors import BadRequestError, UnknownPrefixError
@@ -233,7 +233,7 @@ def _plan_tail(
     root = root_of(request.root)
     if root is None:
         raise BadRequestError("root: an insert from an offset needs the first block's ID", field="root")
-    first = placement_key(root, key)
+    first = key.internal_id(root, 0)
     cut = slot_map.splits.get(first)
     if cut is not None and cut < request.offset + len(block_ids) // ID_BYTES:
         raise UnknownPrefixError(

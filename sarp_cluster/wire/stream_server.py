@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Coroutine
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -23,7 +23,7 @@ from sarp_cluster.wire.codec import decode
 from sarp_cluster.wire.control import PROTOCOL_VERSION, Hello, Welcome
 from sarp_cluster.wire.eager import Begun
 from sarp_cluster.wire.faults import reply_for
-from sarp_cluster.wire.messages import Done, Reply
+from sarp_cluster.wire.messages import Done
 from sarp_cluster.wire.operations import Operation
 from sarp_cluster.wire.service import Service, admit, operation_of
 
@@ -101,13 +101,12 @@ class StreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Somebody has connected."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101  # what create_server makes
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's says so, but is not derived from it
         if len(self._server.connections) >= limits.CONNECTIONS_MAX:
-            transport.abort()
+            self._transport.abort()
             return
         self._server.connections.add(self)
-        transport.set_write_buffer_limits(high=limits.SEND_BUFFER_BYTES_MAX // 16)
+        self._transport.set_write_buffer_limits(high=limits.SEND_BUFFER_BYTES_MAX // 16)
         self._timer = self._loop.call_later(limits.HEADER_TIMEOUT_MS / 1000, self._look_at_time)
 
     def connection_lost(self, _: Exception | None) -> None:
@@ -180,7 +179,7 @@ class StreamConnection(asyncio.Protocol):
             return
         assert isinstance(running, Coroutine)  # noqa: S101  # handlers are async functions
         try:
-            begun = Begun[Reply](running)
+            begun = Begun(running)
         except Exception as error:
             self._refuse(number, error, change)
             return

@@ -201,6 +201,30 @@ def test_an_incarnation_that_was_taken_for_gone_is_believed_when_the_other_is_si
     assert of(Refuse, one.heartbeat(report(incarnation="p2", state="serving", epoch=1)))
 
 
+def test_of_two_processes_with_one_identity_neither_gets_a_lease_until_one_is_gone() -> None:
+    """Somebody copied the directory: the lock of the one says nothing about the other."""
+
+    def beat(incarnation: str) -> list[Instruction]:
+        return one.heartbeat(report(incarnation=incarnation, state="serving", epoch=1))
+
+    one = serving()
+    told: list[str] = []
+    for _ in range(10):
+        told += kinds(beat("p2")) + kinds(beat("p1"))
+        one.wait(1)
+    assert told.count("identity_clash") == 1
+    assert of(Refuse, beat("p1")) + of(Refuse, beat("p2")) == [
+        Refuse("s0", "s0-p1", "identity_clash"),
+        Refuse("s0", "s0-p2", "identity_clash"),
+    ]
+    assert one.state() == "suspect"
+    one.wait(limits.LEASE_MS / 1000 - 1)
+    assert of(Refuse, beat("p1"))
+    one.wait(1)
+    assert of(GrantLease, beat("p1"))  # p2 is gone, and so is whatever lease it had
+    assert one.state() == "serving"
+
+
 def test_another_map_of_the_same_number_gets_no_lease() -> None:
     one = serving()
     out = one.heartbeat(report(state="serving", epoch=1, nonce=bytes(16)))

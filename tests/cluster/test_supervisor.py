@@ -201,7 +201,8 @@ async def test_one_that_ends_again_and_again_is_started_less_and_less_often(
             one.start("s0")
             await exits.wait(count)
         assert pauses == [min(PAUSE_S_MIN * 2**n, PAUSE_S_MAX) for n in range(8)]
-        one.start("s0", at_once=True)
+        one.calm("s0")
+        one.start("s0")
         await exits.wait(10)
         assert len(pauses) == 8
 
@@ -269,7 +270,8 @@ async def test_nothing_is_left_open(tmp_path: Path) -> None:
     before = set(os.listdir("/proc/self/fd"))
     async with supervised(tmp_path) as (one, exits):
         for count in range(1, 4):
-            one.start("s0", at_once=True)
+            one.calm("s0")
+            one.start("s0")
             await running(one)
             one.kill("s0")
             await exits.wait(count)

@@ -15,11 +15,11 @@ from typing import Any, Final, NamedTuple
 
 from sarp_cluster.storage.record import RecordHeader, read_frame
 from sarp_cluster.storage.store_directory import log_file_name
-from sarp_cluster.testing.segments import make_batch
+from sarp_cluster.testing.segments import make_batch, pack_place
 from sarp_cluster.testing.stores import open_log_store
 
-GOLDEN: Final = Path(__file__).parent / "log-v2"
-OLDER: Final = (Path(__file__).parent / "log-v1",)
+GOLDEN: Final = Path(__file__).parent / "log-v3"
+OLDER: Final = tuple(Path(__file__).parent / name for name in ("log-v1", "log-v2"))
 """Those of older versions, which are read and not written any more."""
 FRAME_BYTES: Final = 32
 KEY_CHECK: Final = bytes.fromhex("c0 c1 c2 c3 c4 c5 c6 c7")
@@ -27,7 +27,7 @@ IMAGE, DELTA = 1, 2
 
 NAMES: Final = (
     "file-header", "namespace", "worker", "worker-other", "worker-mark", "image", "image-base", "delta-extension",
-    "delta-locations", "reclaimed", "routing", "group", "group-closing",
+    "delta-locations", "reclaimed", "removal", "lost", "routing", "group", "group-closing",
 )  # fmt: skip
 
 FIRST: Final[dict[str, Any]] = {
@@ -75,6 +75,14 @@ HELD: Final[dict[str, Any]] = EXTENDED | {
 }
 """That held by one more worker: no new block. Its delta replaces the one before."""
 
+GONE: Final = {
+    **{name: FORKED[name] for name in ("slot", "tag", "fork", "parent", "origin")},
+    "count": 3,
+    "image": pack_place(1, 280, 136),
+    "delta": 0,
+}
+"""Its row, had it been damaged and taken out; its image is said to stand where the first segment's does."""
+
 POSTINGS: Final = (
     (0x1111111111110000, 0xAABB000000000000, 0x00000000000000CC, 4096),
     (0x1111111111110000, 0xAA00000000000000, 0, 4096 | 0x80000000),
@@ -100,6 +108,7 @@ async def _write_log(directory: Path) -> None:
     store.put(make_batch([EXTENDED | {"write": DELTA}]))
     store.put(make_batch([HELD | {"write": DELTA, "delta": 8}]))
     store.put_reclaimed(7)
+    store.put_removal(GONE)
     routing = struct.pack("<IiiI", len(POSTINGS), 0, 0, 0) + b"".join(struct.pack("<QQQI", *one) for one in POSTINGS)
     journal = [routing]
     store.journal = lambda: [journal.pop()] if journal else []

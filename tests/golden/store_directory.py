@@ -18,8 +18,8 @@ from sarp_cluster.testing.reference_index import ReferenceIndex, chained_block_i
 from sarp_cluster.types import HashProfile, NamespaceSpec, Tier, Worker
 from shard.index import Index
 
-GOLDEN_STORE: Final = Path(__file__).parent / "store-v2"
-OLDER: Final = (Path(__file__).parent / "store-v1",)
+GOLDEN_STORE: Final = Path(__file__).parent / "store-v3"
+OLDER: Final = tuple(Path(__file__).parent / name for name in ("store-v1", "store-v2"))
 """Those of older versions, which are read and not written any more."""
 SECRET: Final = bytes(range(100, 132))
 CONFIG: Final = IndexConfig(segment_blocks=8, log_file_bytes=4_096)

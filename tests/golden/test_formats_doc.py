@@ -41,7 +41,7 @@ def test_an_example_is_what_the_code_writes(name: str, written: dict[str, Writte
 
 def test_each_type_of_record_has_an_example_and_a_section(written: dict[str, Written]) -> None:
     assert {written[name].header.type for name in RECORDS} == set(RecordType)
-    sections = re.findall(r"^## .*\(type (\d)\)$", DOCUMENT.read_text(), re.MULTILINE)
+    sections = re.findall(r"^## .*\(type (\d+)\)$", DOCUMENT.read_text(), re.MULTILINE)
     assert {int(number) for number in sections} | {RecordType.FILE_HEADER} == set(RecordType)
 
 

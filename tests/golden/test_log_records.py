@@ -62,7 +62,7 @@ def test_types_and_lsns_count_up() -> None:
     assert types == [
         RecordType.FILE_HEADER, RecordType.NAMESPACE, RecordType.WORKER, RecordType.WORKER, RecordType.WORKER_MARK,
         RecordType.IMAGE, RecordType.IMAGE, RecordType.DELTA, RecordType.DELTA, RecordType.RECLAIMED,
-        RecordType.ROUTING, RecordType.GROUP, RecordType.GROUP,
+        RecordType.REMOVAL, RecordType.LOST, RecordType.ROUTING, RecordType.GROUP, RecordType.GROUP,
     ]  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def payload(name: str) -> bytes:
 
 def test_a_file_header_names_the_version_and_the_segment_size() -> None:
     prefix, older = header_prefix(64), 0
-    assert payload("file-header") == prefix + struct.pack("<I", older) == b"SARPLOG2" + struct.pack("<II", 64, 0)
+    assert payload("file-header") == prefix + struct.pack("<I", older) == b"SARPLOG3" + struct.pack("<II", 64, 0)
 
 
 def test_a_group_vouches_for_what_was_durable() -> None:
@@ -84,6 +84,12 @@ def test_a_group_vouches_for_what_was_durable() -> None:
 
 def test_a_reclaimed_file_reads_back() -> None:
     assert payload("reclaimed") == struct.pack("<I", 7)
+
+
+def test_a_removal_and_a_lost_record_read_back() -> None:
+    gone = (FORKED["slot"], FORKED["tag"], FORKED["fork"], 3, FORKED["parent"], FORKED["origin"], 0, 1)
+    assert struct.unpack("<IHBBIIBB6x", payload("removal")) == gone
+    assert struct.unpack("<Q", payload("lost")) == (pack_place(1, 280, 136),)
 
 
 def test_routing_changes_read_back() -> None:

@@ -23,7 +23,7 @@ async def test_a_store_of_any_version_opens_and_answers(tmp_path: Path, golden: 
             path.unlink()
     index = await Index.open(tmp_path / "store", CONFIG, secret=SECRET)
     try:
-        assert (index.snapshots.newest is not None) == (snapshot and golden == GOLDEN_STORE)
+        assert (index.snapshots.newest is not None) == (snapshot and golden.name != "store-v1")
         await index.validate()
         wanted = reference()
         assert index.statistics().blocks == wanted.block_count()

@@ -16,6 +16,7 @@ from sarp_cluster.core.segment_table import SegmentTable
 from sarp_cluster.errors import InvariantViolationError
 from sarp_cluster.testing.core_access import (
     allocate,
+    end_stale,
     release,
     remove,
     replay_deltas,
@@ -39,7 +40,7 @@ def pack(fields: Row) -> bytes:
         *(fields[name] for name in ("image", "delta", "parent", "origin", "children", "namespace", "window", "tag")),
         fields["fork"],
         fields["count"],
-        0,
+        fields["stale"],
     )
 
 
@@ -67,6 +68,7 @@ class SegmentTableMachine(RuleBasedStateMachine):
     def begin(self, slots: set[int], end: int) -> None:
         """Two or three pages with a few rows: with a snapshot to begin from there need not be thousands of them."""
         self.rows: dict[int, Row] = {}
+        self.free_stale: set[int] = set()
         self.log: list[tuple[str, Row, bool]] = []
         self.place = 8
         for slot in sorted(slots):
@@ -109,12 +111,12 @@ class SegmentTableMachine(RuleBasedStateMachine):
     def segment(self, slot: int, tag: int) -> Row:
         return {
             "slot": slot, "tag": tag, "window": 0, "namespace": 1, "parent": 0, "origin": 0, "children": 0, "fork": 0,
-            "count": SIZE, "image": self.next_place(), "delta": 0,
+            "count": SIZE, "image": self.next_place(), "delta": 0, "stale": 0,
         }  # fmt: skip
 
     def enter(self, fields: Row) -> None:
         slot, tag = allocate(self.table)
-        assert slot not in self.rows
+        assert slot not in self.rows.keys() | self.free_stale
         new = self.segment(slot, tag) | fields
         self.write("image", new)
         self.rows[slot] = new
@@ -163,14 +165,44 @@ class SegmentTableMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     @precondition(lambda self: self.rows)
-    def take_out(self, data: st.DataObject) -> None:
+    def cut(self, data: st.DataObject) -> None:
+        """What a damaged segment becomes on which only copies depend."""
+        old = self.pick(data)
+        dependents = [one for one in self.rows.values() if old["slot"] in (one["parent"], one["origin"])]
+        kept = max([old["fork"] + 1, *(one["fork"] for one in dependents if one["origin"] == old["slot"])])
+        if kept >= old["count"] or any(one["parent"] == old["slot"] for one in dependents):
+            return
+        self.want(old["slot"])
+        new = old | {"count": kept, "image": self.next_place(), "delta": 0, "stale": 1}
+        self.write("image", new, had_delta=old["delta"] != 0, before=old["count"])
+        self.rows[old["slot"]] = new
+
+    @rule(data=st.data())
+    def end_a_stale_mark(self, data: st.DataObject) -> None:
+        """Nothing of what the slot was is left elsewhere. The log does not say so, the next snapshot does."""
+        stale = sorted(self.free_stale | {slot for slot, one in self.rows.items() if one["stale"]})
+        if not stale:
+            return
+        slot = stale[data.draw(st.integers(0, len(stale) - 1))]
+        self.want(slot)
+        end_stale(self.table, slot)
+        self.free_stale.discard(slot)
+        if slot in self.rows:
+            self.rows[slot]["stale"] = 0
+
+    @rule(data=st.data(), stale=st.booleans())
+    @precondition(lambda self: self.rows)
+    def take_out(self, data: st.DataObject, stale: bool) -> None:
         gone = self.pick(data)
         if gone["children"]:
             return
         self.want(gone["slot"], gone["parent"], gone["origin"])
-        self.log.append(("removal", gone | {"ids": [0] * gone["count"]}, False))
-        remove(self.table, gone["slot"])
+        stale = stale or bool(gone["stale"])
+        self.log.append(("removal", gone | {"ids": [0] * gone["count"]}, stale))
+        remove(self.table, gone["slot"], stale)
         del self.rows[gone["slot"]]
+        if stale:
+            self.free_stale.add(gone["slot"])
         for other in (gone["parent"], gone["origin"]):
             if other:
                 self.rows[other]["children"] -= 1
@@ -247,19 +279,32 @@ class SegmentTableMachine(RuleBasedStateMachine):
         self.table = table = SegmentTable()
         table.begin_lazy(*self.snapshot.header)
         tail = self.log[self.snapshot.log_begin :]
-        for number, (kind, record, had_delta) in enumerate(tail):
+        self.forget_ends(tail)
+        for number, (kind, record, flag) in enumerate(tail):
             for at, page in loads:
                 if at == number and page < table.unloaded_pages:
                     table.install_page(page, *self.snapshot.page(page))
             batch = make_unread_batch([record])
             if kind == "image":
-                assert replay_images(table, batch, had_delta)
+                assert replay_images(table, batch, flag)
             elif kind == "delta":
-                assert replay_deltas(table, batch, had_delta)
+                assert replay_deltas(table, batch, flag)
             else:
-                assert replay_removals(table, batch)
+                assert replay_removals(table, batch, flag)
         table.finish_replay()
         self.check_counters()
+
+    def forget_ends(self, tail: list[tuple[str, Row, bool]]) -> None:
+        """Marks that ended since the snapshot are there again, unless the segment went or came after that."""
+        stale = {slot for slot, one in self.snapshot.rows.items() if ROW.unpack(one)[10]}
+        for kind, record, flag in tail:
+            if (kind == "removal" and flag) or (kind == "image" and record["count"] < record["count_before"]):
+                stale.add(record["slot"])
+            elif kind == "removal" or (kind == "image" and not record["count_before"]):
+                stale.discard(record["slot"])
+        for slot, one in self.rows.items():
+            one["stale"] = int(slot in stale)
+        self.free_stale = stale - self.rows.keys()
 
     @rule()
     @precondition(lambda self: self.table.unloaded_pages)
@@ -283,7 +328,7 @@ class SegmentTableMachine(RuleBasedStateMachine):
         for slot, wanted in self.rows.items():
             found = row(self.table, slot)
             if found is not None:
-                assert self.table.describe(slot) == wanted
+                assert self.table.describe(slot) == {name: wanted[name] for name in wanted if name != "stale"}
                 assert found == pack(wanted)
         self.table.clear_missed()
 
@@ -294,6 +339,7 @@ class SegmentTableMachine(RuleBasedStateMachine):
         while (page := self.table.next_unloaded(0)) >= 0:
             self.table.install_page(page, *self.snapshot.page(page))
         self.check_rows()
+        assert self.table.stale.keys() == self.free_stale | {slot for slot, one in self.rows.items() if one["stale"]}
         assert [slot for slots in self.table.slots_in_use(100) for slot in slots] == sorted(self.rows)
         self.table.validate(SIZE)
 

@@ -65,7 +65,7 @@ def read_records(directory: Path) -> dict[int, list[tuple[int, bytes]]]:
 def named(header: tuple[int, bytes]) -> list[int]:
     kind, payload = header
     assert kind == RecordType.FILE_HEADER
-    assert payload[:8] == b"SARPLOG2"
+    assert payload[:8] == b"SARPLOG3"
     (count,) = struct.unpack_from("<I", payload, 12)
     assert len(payload) == 16 + 2 * count
     return list(struct.unpack_from(f"<{count}H", payload, 16))

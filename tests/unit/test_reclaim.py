@@ -386,24 +386,50 @@ async def test_a_file_with_damage_that_nothing_needs_goes(churn: Churn) -> None:
     await churn.check()
 
 
-async def test_a_file_with_a_segment_that_cannot_be_read_stays(churn: Churn) -> None:
-    await churn.change(400)
+async def test_a_file_with_a_segment_that_cannot_be_read_stays_until_that_is_healed(churn: Churn) -> None:
+    await churn.change(200)
+    table, namespace = churn.index.state.table, churn.namespaces[0]
+    long = chained_block_ids(range(5_000, 5_020))
+    slots = table.slots_end
+    await churn.index.insert(namespace, long, worker=Worker("own"))
+    first = next(row for slot in range(slots, table.slots_end) if (row := table.describe(slot)) and row["children"])
+    number, offset = first["image"] >> 48, (first["image"] & 0xFFFFFFFF) << 3
+    await churn.change(200)
     await churn.store.sync()
-    table = churn.index.state.table
-    victims = [table.describe(slot) for slots in table.slots_in_use(1_000) for slot in slots]
-    row = next(row for row in victims if row and not row["children"] and not row["delta"] and row["image"] >> 48 > 2)
-    number, offset = row["image"] >> 48, (row["image"] & 0xFFFFFFFF) << 3
     await asyncio.to_thread(spoil, churn.directory, number, offset + 40, offset + 60)
-    for _ in range(4):
-        try:
-            await churn.change(100)
-        except Exception:  # noqa: S112  # changes that meet it are refused
-            continue
+    await churn.change(400)
     async with asyncio.timeout(WAIT_MAX_S):
         await churn.index.drain_backfill()
     assert log_file_name(number) in churn.files()
     assert churn.index.statistics().blocked_files == 1
     assert churn.index.statistics().reclaimed_files > 5, "others go on"
+    await churn.index.insert(namespace, long, worker=Worker("another"))
+    await churn.change(400)
+    async with asyncio.timeout(WAIT_MAX_S):
+        await churn.index.drain_backfill()
+    assert log_file_name(number) not in churn.files()
+    assert churn.index.statistics().blocked_files == 0
+    churn.reference.insert(churn.reference_namespaces[0], long, worker=Worker("another"))
+    await churn.check()
+
+
+async def test_a_leaf_that_cannot_be_read_does_not_keep_its_file(churn: Churn) -> None:
+    await churn.change(200)
+    table = churn.index.state.table
+    slots = table.slots_end
+    await churn.index.insert(churn.namespaces[0], chained_block_ids(range(5_000, 5_005)), worker=Worker("own"))
+    (leaf,) = [row for slot in range(slots, table.slots_end) if (row := table.describe(slot))]
+    number, offset = leaf["image"] >> 48, (leaf["image"] & 0xFFFFFFFF) << 3
+    await churn.change(200)
+    await churn.store.sync()
+    await asyncio.to_thread(spoil, churn.directory, number, offset + 40, offset + 60)
+    await churn.change(400)
+    async with asyncio.timeout(WAIT_MAX_S):
+        await churn.index.drain_backfill()
+    assert log_file_name(number) not in churn.files()
+    await churn.check()
+    await churn.reopen()
+    await churn.check()
 
 
 # --- a full disk ------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +21,13 @@ from sarp_cluster.storage.run_file import (
     FIRST_SLOT,
     PAGE_ROWS,
     ROW_BYTES,
-    Rows,
     RunEntry,
     RunFile,
-    Slots,
     newest_rows,
     run_file_name,
     write_run_file,
 )
+from sarp_cluster.storage.run_packing import RowMerge
 
 POSTINGS_A_CHUNK = 2_340
 
@@ -45,19 +45,19 @@ def some_run(number: int, postings: int) -> PostingRun:
     return merge.run
 
 
-def some_rows(slots: range, fill: int) -> tuple[Slots, Rows]:
-    return np.array(slots, np.uint32), np.full((len(slots), ROW_BYTES), fill, np.uint8)
+def some_rows(slots: Sequence[int], fill: int) -> RowMerge:
+    rows = RowMerge()
+    rows.add_memory(np.array(slots, np.uint32), np.full(len(slots) * ROW_BYTES, fill, np.uint8))
+    return rows
 
 
 def write(directory: Path, number: int, postings: int, slots: range, fill: int = 0) -> tuple[PostingRun, RunEntry]:
     run = some_run(number, postings)
-    half = len(slots) // 2
-    pieces = [some_rows(slots[:half], fill), some_rows(slots[half:], fill)]
-    return run, write_run_file(DISK, directory, run, pieces)
+    return run, write_run_file(DISK, directory, run, some_rows(slots, fill))
 
 
-@pytest.mark.parametrize("postings", [0, 1, POSTINGS_A_CHUNK, POSTINGS_A_CHUNK + 1, 3 * POSTINGS_A_CHUNK])
-@pytest.mark.parametrize("rows", [0, 1, CHUNK_ROWS, CHUNK_ROWS + 1, 3 * CHUNK_ROWS])
+@pytest.mark.parametrize("postings", [0, 1, POSTINGS_A_CHUNK, POSTINGS_A_CHUNK + 1, 8 * POSTINGS_A_CHUNK + 1])
+@pytest.mark.parametrize("rows", [0, 1, CHUNK_ROWS, CHUNK_ROWS + 1, 8 * CHUNK_ROWS, 17 * CHUNK_ROWS])
 def test_what_is_written_is_read(tmp_path: Path, postings: int, rows: int) -> None:
     slots = range(FIRST_SLOT, FIRST_SLOT + 3 * rows, 3)
     run, entry = write(tmp_path, 7, postings, slots, fill=5)
@@ -81,9 +81,7 @@ def test_what_is_written_is_read(tmp_path: Path, postings: int, rows: int) -> No
 def test_the_rows_of_a_page_are_found_wherever_chunks_end(tmp_path: Path) -> None:
     rng = random.Random(1)
     slots = sorted(rng.sample(range(FIRST_SLOT, FIRST_SLOT + 40 * PAGE_ROWS), 7_000))
-    entry = write_run_file(
-        DISK, tmp_path, some_run(1, 0), [(np.array(slots, np.uint32), np.zeros((len(slots), ROW_BYTES), np.uint8))]
-    )
+    entry = write_run_file(DISK, tmp_path, some_run(1, 0), some_rows(slots, fill=0))
     file = RunFile(tmp_path, entry)
     for page in range(41):
         begin = FIRST_SLOT + page * PAGE_ROWS

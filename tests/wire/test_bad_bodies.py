@@ -270,28 +270,28 @@ async def test_parts_that_only_a_router_gives_are_checked_by_the_shard(tmp_path:
         router_stream.close()
 
 
-@settings(max_examples=150)
+@settings(max_examples=12)
 @given(st.data())
 async def test_a_node_answers_whatever_it_is_sent(data: st.DataObject) -> None:
-    """One cluster for all examples: none may leave anything behind that matters to the next."""
     async with shared_cluster() as (urls, streams, good):
-        name = data.draw(st.sampled_from(sorted(good)))
-        body = dict(good[name])
-        for field in data.draw(st.lists(st.sampled_from([*body, "first", "last", "seq", "tier"]), max_size=2)):
-            body[field] = data.draw(JUNK | st.binary(max_size=40))
-        at = data.draw(st.integers(0, 1))
-        connection = await PlainStream.connect(streams[at], {"version": 1})
-        well, answer = await connection.ask(name, body)
-        connection.close()
-        assert well or answer["error"]["code"] in STATUS
-        assert well or answer["error"]["code"] != "internal", (body, answer)
-        raw = data.draw(st.binary(max_size=40))
-        media = data.draw(st.sampled_from([MSGPACK, JSON]))
-        async with PlainHttp(urls[at]) as http:
-            path = OPERATIONS[name].path
-            reply = await http.raw("POST", path.replace("{tenant}", "x"), raw, {"Content-Type": media})
-            assert reply.status in {200, *STATUS.values()} - {500}
-            assert reply.status == 200 or reply.error["code"] in STATUS
+        for _ in range(10):
+            name = data.draw(st.sampled_from(sorted(good)))
+            body = dict(good[name])
+            for field in data.draw(st.lists(st.sampled_from([*body, "first", "last", "seq", "tier"]), max_size=2)):
+                body[field] = data.draw(JUNK | st.binary(max_size=40))
+            at = data.draw(st.integers(0, 1))
+            connection = await PlainStream.connect(streams[at], {"version": 1})
+            well, answer = await connection.ask(name, body)
+            connection.close()
+            assert well or answer["error"]["code"] in STATUS
+            assert well or answer["error"]["code"] != "internal", (body, answer)
+            raw = data.draw(st.binary(max_size=40))
+            media = data.draw(st.sampled_from([MSGPACK, JSON]))
+            async with PlainHttp(urls[at]) as http:
+                path = OPERATIONS[name].path.replace("{tenant}", "x")
+                reply = await http.raw("POST", path, raw, {"Content-Type": media})
+                assert reply.status in {200, *STATUS.values()} - {500}
+                assert reply.status == 200 or reply.error["code"] in STATUS
 
 
 @asynccontextmanager

@@ -240,7 +240,7 @@ async def test_changes_that_wait_are_made_together_in_their_order() -> None:
                 clear(),
                 clear(),
                 register(owner="not mine"),
-                clear(generation=2),
+                clear(generation=1),
                 clear("first"),
             )
         ]

@@ -19,7 +19,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 from typing import Final
 
 import aiohttp
@@ -37,6 +37,8 @@ REQUESTS: Final = 6_000
 CLIENTS: Final = 12
 WORKERS: Final = 12
 KILLED: Final = "shard-1"
+PAUSE_S: Final = 0.02
+"""Of a client between two requests."""
 DEADLINE_MS: Final = 250
 READY_POLL_S: Final = 0.01
 
@@ -73,8 +75,10 @@ class Replay:
         self.acknowledged: list[tuple[Namespace, str, bytes]] = []
         self.oracles: dict[str, PrefixOracle] = {}
         self.begun: dict[str, PrefixOracle] = {}
+        self.inserting: set[asyncio.Task[None]] = set()
         self.done = 0
         self.too_long = 0
+        self.killed_at = 0.0
 
     @property
     def phase(self) -> Phase:
@@ -107,10 +111,16 @@ class Replay:
             self.too_long += answer.matched_blocks > self.begun[namespace.id].matched_blocks(request.context)
         if request.sequence_blocks > request.first:
             self.begun[namespace.id].insert(request.sequence)
-            await writer.insert(namespace, block_ids=request.sequence, first=request.first)
-            self.oracles[namespace.id].insert(request.sequence)
-            self.acknowledged.append((namespace, worker, request.sequence))
+            # A GPU goes on with the next request meanwhile.
+            inserting = asyncio.create_task(self._insert(namespace, writer, worker, request))
+            self.inserting.add(inserting)
+            inserting.add_done_callback(self.inserting.discard)
         self.done += 1
+
+    async def _insert(self, namespace: Namespace, writer: WorkerWriter, worker: str, request: Request) -> None:
+        await writer.insert(namespace, block_ids=request.sequence, first=request.first)
+        self.oracles[namespace.id].insert(request.sequence)
+        self.acknowledged.append((namespace, worker, request.sequence))
 
 
 async def demonstrate(directory: Path, requests: int, killed: str) -> int:
@@ -129,26 +139,26 @@ async def demonstrate(directory: Path, requests: int, killed: str) -> int:
             writers[worker] = await stack.enter_async_context(clients[number % CLIENTS].writer(worker))
         queues = await prepare(clients[0], replay, requests)
         total = sum(map(len, queues))
-        say(
-            f"{CLIENTS} clients, half by HTTP and half by stream, replay {total:,} requests of {len(TRACES)} real traces."
-        )
+        say(f"{CLIENTS} clients, half by HTTP, half by stream, replay {total:,} requests of {len(TRACES)} real traces.")
 
         async def client_loop(number: int) -> None:
             queue, worker = queues[number], f"gpu-{number % WORKERS}"
             while queue:
                 namespace, request = queue.popleft()
                 await replay.request(clients[number], namespace, writers[worker], worker, request)
+                await asyncio.sleep(PAUSE_S)
 
         working = [asyncio.create_task(client_loop(number)) for number in range(CLIENTS)]
         nemesis = asyncio.create_task(kill_in_the_middle(cluster, replay, total // 2, killed))
         await asyncio.gather(*working)
+        await asyncio.gather(*replay.inserting)
         back_s = await nemesis
         missing = await look_up(clients[0], replay)
         say("                     matches  complete  failed  of an exact    ms p50     p99   why not complete")
         for phase in replay.phases:
             say(phase.line())
         say(f"{killed} served again {back_s:.2f} s after SIGKILL.")
-        await tell_story(clients[0])
+        await tell_story(clients[0], replay.killed_at)
         say(f"Acknowledged inserts: {len(replay.acknowledged):,}; lost: {missing:,}.")
         failed = sum(phase.failed for phase in replay.phases)
         say(f"Matches that failed: {failed:,}; answers longer than what was inserted: {replay.too_long:,}.")
@@ -179,6 +189,7 @@ async def kill_in_the_middle(cluster: LocalCluster, replay: Replay, at: int, kil
     if pid is None:
         raise RuntimeError(f"{killed} does not run")
     say(f"SIGKILL for {killed}, after {replay.done:,} requests and {len(replay.acknowledged):,} acknowledged inserts.")
+    replay.killed_at = time()
     os.kill(pid, signal.SIGKILL)
     began = perf_counter()
     replay.enter(f"{killed} down")
@@ -203,13 +214,11 @@ async def look_up(client: AsyncClient, replay: Replay) -> int:
     return missing
 
 
-async def tell_story(client: AsyncClient) -> None:
+async def tell_story(client: AsyncClient, killed_at: float) -> None:
     """What the coordinator saw of it."""
-    events = await client.events()
-    ended = next((event for event in events if event.kind == "shard_ended"), events[-1])
-    for event in events:
-        if event.node == KILLED and event.number >= ended.number:
-            say(f"    +{event.time - ended.time:5.2f} s  {event.kind:<16} {event.text}")
+    for event in await client.events():
+        if event.node == KILLED and event.time >= killed_at:
+            say(f"    +{event.time - killed_at:5.2f} s  {event.kind:<16} {event.text}")
 
 
 def say(text: str) -> None:

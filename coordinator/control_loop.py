@@ -290,8 +290,7 @@ class ControlLoop:
             return sorted(
                 shard.name
                 for shard in self.machine.shards.values()
-                if (shard.state in WAITED_FOR or self.machine.may_answer(shard.name))
-                and shard.epoch
+                if ((shard.state in WAITED_FOR and shard.epoch) or self.machine.may_answer(shard.name))
                 and shard.number < number
             )
 

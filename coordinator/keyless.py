@@ -57,15 +57,6 @@ class _Waiting(NamedTuple):
     made: asyncio.Future[Changed]
 
 
-class _AlreadyError(StaleGenerationError):
-    """The worker is in that generation already. Who asks may have asked before, and got no answer: it is told once
-    every shard has that, too."""
-
-    def __init__(self, message: str, entry: WorkerEntry) -> None:
-        super().__init__(message, field="generation")
-        self.entry = entry
-
-
 class _Draft:
     """The registry with the changes of a batch on top, which nobody else sees yet."""
 
@@ -175,15 +166,14 @@ def _register(draft: _Draft, change: NewWorker) -> Entry:
 def _clear(draft: _Draft, change: ClearWorker) -> Entry:
     known = _known(draft, change.worker)
     generation = _next(known) if change.generation is None else change.generation
+    if change.generation is not None and generation == known.generation:
+        return known  # a repetition: the first may not have been answered. Who lost count names no generation
     if generation <= known.generation:
-        # Not even the same again is taken: whoever restarted and lost count would take for gone what is answered still.
-        why = (
+        raise StaleGenerationError(
             f"generation: {_called(change.worker)} is in generation {known.generation} already, {generation} is not "
-            "above it"
+            "above it",
+            field="generation",
         )
-        if generation == known.generation:
-            raise _AlreadyError(why, known)
-        raise StaleGenerationError(why, field="generation")
     if generation > limits.GENERATION_MAX:
         raise TooLargeError(
             f"generation: {generation} is over the limit of {limits.GENERATION_MAX}", field="generation"
@@ -274,14 +264,12 @@ class KeylessChanges:
                 raise
 
     async def _make(self, batch: list[_Waiting]) -> None:
-        decided: list[tuple[_Waiting, Entry, SarpError | None]] = []
+        decided: list[tuple[_Waiting, Entry]] = []
         async with self._keeping:
             draft = _Draft(self._registry, self._given)
             for one in batch:
                 try:
-                    decided.append((one, decide(draft, one.change), None))
-                except _AlreadyError as error:
-                    decided.append((one, error.entry, error))
+                    decided.append((one, decide(draft, one.change)))
                 except SarpError as error:
                     _fail([one], error)
             if not decided:
@@ -289,11 +277,9 @@ class KeylessChanges:
             if draft.entries:
                 self._given = draft.number
                 await self._keep(draft.entries, draft.number)
-        missing = await self._spread(max(entry.number for _, entry, _ in decided))
-        for one, entry, refusal in decided:
-            if refusal is not None and not missing:
-                _fail([one], refusal)
-            elif not one.made.done():
+        missing = await self._spread(max(entry.number for _, entry in decided))
+        for one, entry in decided:
+            if not one.made.done():
                 one.made.set_result(Changed(entry, missing))
 
 

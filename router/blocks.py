@@ -23,7 +23,7 @@ from sarp_cluster.types import NamespaceSpec, Worker
 from sarp_cluster.wire import messages, planning
 from sarp_cluster.wire.auth import Principal
 from sarp_cluster.wire.batching import is_error, run_batch
-from sarp_cluster.wire.block_input import sequence
+from sarp_cluster.wire.block_input import check_handle, sequence
 from sarp_cluster.wire.codec import decode, encode
 from sarp_cluster.wire.faults import RemoteError, reply_for
 from sarp_cluster.wire.keyless import Keyless
@@ -149,6 +149,7 @@ class Blocks:
         self._keyless.own_worker(principal, Worker(request.worker, request.dp_rank))
         if request.more:
             raise BadRequestError("more: only a router gives it, to a shard", field="more")
+        check_handle(request)
         block_ids = sequence(request, spec)
         if not block_ids:
             raise BadRequestError("block_ids: empty; a change names at least one block", field="block_ids")

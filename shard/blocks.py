@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from sarp_cluster import limits
 from sarp_cluster.cluster.leases import Lease
 from sarp_cluster.cluster.placement import ID_BYTES
 from sarp_cluster.cluster.view import ClusterView
@@ -24,7 +25,7 @@ from sarp_cluster.errors import (
 from sarp_cluster.types import InsertResult, Tier, Worker
 from sarp_cluster.wire import messages
 from sarp_cluster.wire.auth import Principal
-from sarp_cluster.wire.block_input import root_of, sequence
+from sarp_cluster.wire.block_input import root_of, sequence, workers_of
 from sarp_cluster.wire.codec import encode
 from sarp_cluster.wire.eager import Begun, within
 from sarp_cluster.wire.faults import reply_for
@@ -33,6 +34,7 @@ from sarp_cluster.wire.service import Handler
 from shard.index import Index
 from shard.namespaces import IndexNamespace
 from shard.ownership import Ownership
+from shard.requests import check_integer, check_range, check_sequence
 
 T = TypeVar("T")
 
@@ -79,7 +81,7 @@ class Blocks:
             block_ids,
             detail=request.detail,
             tiers=None if request.tiers is None else [TIERS[name] for name in request.tiers],
-            workers=None if request.workers is None else [Worker(one.worker, one.dp_rank) for one in request.workers],
+            workers=workers_of(request),
             max_workers=request.max_workers,
         )
         try:
@@ -119,9 +121,9 @@ class Blocks:
 
         async def insert() -> InsertResult:
             nonlocal added
-            new = not request.more or index.is_new(worker, request.generation, request.seq)
-            # The seq goes with the last part: until then the change is not done, and comes again as a whole.
-            for part in request.more if new else ():
+            # The seq is kept with the last part: until then the change is not done, and comes again as a whole. Each
+            # is compared with it: newer changes may have come while the one before waited for the disk.
+            for part in request.more:
                 result = await index.insert(
                     namespace,
                     part.block_ids,
@@ -129,8 +131,10 @@ class Blocks:
                     generation=request.generation,
                     tier=TIERS[request.tier],
                     first=part.first,
+                    seq=request.seq,
                     handle=request.handle,
                     durable=False,
+                    completes=False,
                 )
                 added += result.blocks_added
             return await index.insert(
@@ -168,8 +172,7 @@ class Blocks:
 
         async def remove() -> int:
             changed = 0
-            new = not request.more or index.is_new(worker, request.generation, request.seq)
-            for part in request.more if new else ():
+            for part in request.more:
                 changed += await index.remove(
                     namespace,
                     part.block_ids,
@@ -178,7 +181,9 @@ class Blocks:
                     tier=tier,
                     first=part.first,
                     last=part.last,
+                    seq=request.seq,
                     durable=False,
+                    completes=False,
                 )
             return changed + await index.remove(
                 namespace,
@@ -268,6 +273,10 @@ class Blocks:
 
     def _check_more(self, request: messages.Change, namespace: IndexNamespace) -> None:
         for part in request.more:
+            # All of them before any is applied: then what is refused has changed nothing.
+            count = len(check_sequence(part.block_ids)) // ID_BYTES
+            last = count if part.last is None else check_integer(part.last, "last", count, lowest=1)
+            check_range(part.first, 0, last, limits.SEGMENT_BLOCKS_MAX)
             self._ownership.check(part.block_ids, namespace.key, part.position, request.epoch)
 
     def _may_acknowledge(self) -> None:

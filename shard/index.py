@@ -148,6 +148,7 @@ class Index:
         seq: int | None = None,
         handle: int | None = None,
         durable: bool = True,
+        completes: bool = True,
     ) -> InsertResult:
         """`worker` newly holds the blocks at positions [first, end) of the sequence on `tier`.
 
@@ -156,7 +157,8 @@ class Index:
         missing are inserted without locations. A `generation` newer than the worker's ends everything it held before;
         an older one is refused. With `seq`, a change that was applied before is not applied again. `handle` is kept and
         given back with the blocks. `durable`: answer only once the change is synced to the disk; otherwise that follows
-        within about a tenth of a second, and the answer says which it was.
+        within about a tenth of a second, and the answer says which it was. Not `completes`: the seq is compared but not
+        kept, because another part of the same change follows.
         """
         try:
             return await insert_path.insert(
@@ -171,6 +173,7 @@ class Index:
                 seq=seq,
                 handle=handle,
                 durable=durable,
+                completes=completes,
             )
         finally:
             self._wake_background()
@@ -187,10 +190,11 @@ class Index:
         last: int | None = None,
         seq: int | None = None,
         durable: bool = True,
+        completes: bool = True,
     ) -> int:
         """`worker` no longer holds positions [first, last) of the sequence on `tier` (None: on any).
 
-        The blocks stay in the index. Returns how many segments changed.
+        The blocks stay in the index. Returns how many segments changed. `seq` and `completes` as in `insert`.
         """
         try:
             return await insert_path.remove(
@@ -204,6 +208,7 @@ class Index:
                 last=last,
                 seq=seq,
                 durable=durable,
+                completes=completes,
             )
         finally:
             self._wake_background()
@@ -211,10 +216,6 @@ class Index:
     async def clear_worker(self, worker: Worker, *, generation: int) -> None:
         """The worker's cache is in `generation` now: everything older of it is dead at once."""
         await insert_path.clear_worker(self.state, check_worker(worker), generation)
-
-    def is_new(self, worker: Worker, generation: int, seq: int | None) -> bool:
-        """Was a change of this seq not applied yet? Raises StaleGenerationError where the worker is further."""
-        return insert_path.check_change(self.state, worker, generation, seq)
 
     async def sync(self) -> None:
         """Wait until everything that was applied so far is durable."""

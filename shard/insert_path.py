@@ -33,6 +33,7 @@ async def insert(
     seq: int | None,
     handle: int | None,
     durable: bool,
+    completes: bool,
 ) -> InsertResult:
     """See shard.index.Index.insert."""
     size = state.config.segment_blocks
@@ -58,7 +59,7 @@ async def insert(
         if planned < 0:
             await state.loader.load_missed()
             continue
-        _apply(state, insertion, worker, generation, seq)
+        _apply(state, insertion, worker, generation, seq if completes else None)
         search = insertion.search
         result = InsertResult(True, insertion.blocks_added, len(insertion.writes), search.reads, search.waves)
     state.idle_insertions.append(insertion)
@@ -98,6 +99,7 @@ async def remove(
     last: int | None,
     seq: int | None,
     durable: bool,
+    completes: bool,
 ) -> int:
     """See shard.index.Index.remove."""
     size = state.config.segment_blocks
@@ -121,7 +123,7 @@ async def remove(
         if planned < 0:
             await state.loader.load_missed()
             continue
-        _apply(state, insertion, worker, generation, seq)
+        _apply(state, insertion, worker, generation, seq if completes else None)
         changed = planned
     state.idle_insertions.append(insertion)
     if durable:
@@ -195,13 +197,13 @@ def _put(state: IndexState, insertion: Insertion) -> None:
     try:
         if len(insertion.writes):
             state.store.put(insertion.writes)
-            if lost:
-                state.store.put_lost(*lost)
     except BaseException:
         insertion.abort()
         raise
     insertion.commit()
     state.healed += insertion.healed
+    if lost:
+        state.store.put_lost(*lost)
 
 
 def _apply(state: IndexState, insertion: Insertion, worker: Worker, generation: int, seq: int | None) -> None:

@@ -183,7 +183,6 @@ class LogStore:
         """Record that a segment, which had this row and cannot be read, is gone."""
         self._put_record(RecordType.REMOVAL, row["slot"], pack_removal(row), True)
         self._tail.files.note_gone(row["slot"], row["image"], row["delta"])
-        self.put_lost(row["image"], row["delta"])
 
     def put_lost(self, *places: int) -> None:
         """Record that what stands at these places need not be read: a damaged segment is gone, or was written anew."""

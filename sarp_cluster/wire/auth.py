@@ -90,6 +90,12 @@ def read_credentials(raw: bytes) -> list[Credential]:
         seen = [getattr(credential, field) for credential in credentials]
         if len(set(seen)) != len(seen):
             raise BadRequestError(f"credentials: two have the same {field}", field=field)
+    for credential in credentials:
+        for name in (credential.name, *credential.tenants):
+            if len(name.encode()) > limits.NAME_BYTES_MAX:
+                raise BadRequestError(
+                    f"credentials: {name[:32]!r}… is over {limits.NAME_BYTES_MAX} bytes", field="name"
+                )
     return credentials
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 
 from sarp_cluster import limits
 from sarp_cluster.core.block_id import xxh3_block_ids
 from sarp_cluster.errors import BadRequestError, TooLargeError
-from sarp_cluster.types import HashProfile, NamespaceSpec
+from sarp_cluster.types import HashProfile, NamespaceSpec, Worker
 from sarp_cluster.wire.messages import Change, MatchRequest
 
 ID_BYTES = 8
@@ -23,7 +24,7 @@ def sequence(request: MatchRequest | Change, spec: NamespaceSpec) -> bytes:
     if (given is None) == (tokens is None):
         raise BadRequestError("block_ids: give either block_ids or token_ids", field="block_ids")
     if given is not None:
-        block_ids = given if isinstance(given, bytes) else _packed(given, "Q", "block_ids")
+        block_ids = given if isinstance(given, bytes) else pack_integers(given, "Q", "block_ids")
         if len(block_ids) % ID_BYTES:
             raise BadRequestError(f"block_ids: {len(block_ids)} bytes are not a multiple of 8", field="block_ids")
     else:
@@ -31,7 +32,7 @@ def sequence(request: MatchRequest | Change, spec: NamespaceSpec) -> bytes:
             raise BadRequestError(
                 f"token_ids: block IDs of the {spec.hash_profile} profile are made by the caller", field="token_ids"
             )
-        packed = tokens if isinstance(tokens, bytes) else _packed(tokens or [], "I", "token_ids")
+        packed = tokens if isinstance(tokens, bytes) else pack_integers(tokens or [], "I", "token_ids")
         if len(packed) % TOKEN_BYTES:
             raise BadRequestError(f"token_ids: {len(packed)} bytes are not a multiple of 4", field="token_ids")
         if len(packed) // TOKEN_BYTES > limits.REQUEST_TOKENS_MAX:
@@ -48,6 +49,23 @@ def sequence(request: MatchRequest | Change, spec: NamespaceSpec) -> bytes:
     return block_ids
 
 
+def workers_of(request: MatchRequest) -> list[Worker] | None:
+    """The workers whose locations count; None: everybody's."""
+    if request.workers is None:
+        return None
+    for one in request.workers:
+        if len(one.worker.encode()) > limits.NAME_BYTES_MAX:
+            raise BadRequestError(f"workers: a name is over {limits.NAME_BYTES_MAX} bytes of UTF-8", field="workers")
+    return [Worker(one.worker, one.dp_rank) for one in request.workers]
+
+
+def check_handle(request: Change) -> None:
+    """Refuse a handle that does not fit: msgspec bounds integers by 63 bits at most."""
+    handle = getattr(request, "handle", None)
+    if handle is not None and not 0 <= handle < 2**64:
+        raise BadRequestError(f"handle: {handle} is not an integer in 0..2^64 - 1", field="handle")
+
+
 def root_of(root: bytes | int | None) -> bytes | None:
     """The first block ID that a request with an offset gives, packed."""
     if isinstance(root, int):
@@ -57,7 +75,7 @@ def root_of(root: bytes | int | None) -> bytes | None:
     return root
 
 
-def _packed(numbers: list[int], kind: str, field: str) -> bytes:
+def pack_integers(numbers: Iterable[int], kind: str, field: str) -> bytes:
     """A list of integers as an array of u64 ("Q") or u32 ("I"), little-endian."""
     try:
         packed = array(kind, numbers)

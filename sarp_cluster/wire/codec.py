@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -44,6 +45,14 @@ def decode(raw: bytes | memoryview | msgspec.Raw, kind: type[T], media: str = MS
         raise _refusal(str(error)) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise BadRequestError(f"body: not {media}: {error}", field="body") from None
+
+
+def convert(fields: Mapping[str, str], kind: type[T]) -> T:
+    """The message of a type whose fields are these texts. Raises BadRequestError, as `decode`."""
+    try:
+        return msgspec.convert(fields, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise _refusal(str(error)) from None
 
 
 def _refusal(message: str) -> BadRequestError:

@@ -21,9 +21,9 @@ from aiohttp.web_protocol import RequestHandler
 from sarp_cluster import limits
 from sarp_cluster.errors import BadRequestError, RequestError, SarpError, TooLargeError
 from sarp_cluster.wire.auth import bearer
-from sarp_cluster.wire.codec import JSON, MSGPACK, decode, encode
+from sarp_cluster.wire.codec import JSON, MSGPACK, convert, decode, encode
 from sarp_cluster.wire.faults import describe, status_of
-from sarp_cluster.wire.messages import ErrorReply
+from sarp_cluster.wire.messages import BatchReply, ErrorReply, Reply
 from sarp_cluster.wire.operations import OPERATIONS, Operation
 from sarp_cluster.wire.service import Handler, Service, admit
 
@@ -120,9 +120,9 @@ class HttpServer:
                 self._watch(protocol, limits.IDLE_TIMEOUT_MS)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        operation, media = None, JSON
+        operation, media = None, _media_of_errors(request)
         try:
-            path = request.path
+            path = request.rel_url.raw_path  # decoded once, behind the question which path it is
             plain = self._plain.get(path)
             if plain is not None and request.method == "GET":
                 return plain()
@@ -135,37 +135,35 @@ class HttpServer:
             media = _media(request)
             body = await self._body(request, operation)
             if operation.method == "GET":
-                fields |= {name: int(value) if value.isdecimal() else value for name, value in request.query.items()}
-            message = decode(encode(fields), operation.request) if fields or not body else None
-            if message is None:
-                message = decode(body, operation.request, media)
-            elif body:
+                fields |= request.query
+            if body and (fields or operation.method == "GET"):
                 raise BadRequestError("body: this path takes none", field="body")
+            message = decode(body, operation.request, media) if body else convert(fields, operation.request)
             reply = await handler(principal, message)
-            if isinstance(reply, msgspec.Raw) and media != MSGPACK:
-                reply = decode(reply, operation.reply)
+            if media != MSGPACK:
+                reply = _readable(reply, operation)
             return web.Response(body=encode(reply, media), headers={"Content-Type": media})
         except SarpError as error:
-            return self._error(error, operation, media)
-        except (web.HTTPRequestEntityTooLarge, TimeoutError):
-            return self._error(TooLargeError("body: over the limit, or too slow", field="body"), operation, media)
+            return self._error(request, error, operation, media)
+        except web.HTTPRequestEntityTooLarge:
+            return self._error(request, TooLargeError("body: over the limit", field="body"), operation, media)
         except ConnectionError:
             raise
         except Exception as error:  # the border: nobody but our log learns more
             logger.exception("an operation failed")
-            return self._error(error, operation, media)
+            return self._error(request, error, operation, media)
 
-    def _route(self, method: str, path: str) -> tuple[Operation, Handler, dict[str, Any]]:
+    def _route(self, method: str, path: str) -> tuple[Operation, Handler, dict[str, str]]:
         found = self._routes.get((method, path))
         if found is not None:
             return *found, {}
         known = path in self._paths
         for wanted, before, field, after, route in self._patterns:
             if path.startswith(before) and path.endswith(after) and len(path) > len(before) + len(after):
-                value = unquote(path[len(before) : len(path) - len(after)])
+                value = path[len(before) : len(path) - len(after)]
                 if "/" not in value:
                     if method == wanted:
-                        return *route, {field: value}
+                        return *route, {field: unquote(value)}
                     known = True
         if known:
             raise _Refusal("method_not_allowed", f"method: {method} is not one of this path", "method")
@@ -184,13 +182,19 @@ class HttpServer:
         if request.content.is_eof():  # all of it came with its head
             body = request.content.read_nowait()
         else:
-            async with asyncio.timeout(limits.BODY_TIMEOUT_MS / 1000):
-                body = await request.read()
+            try:
+                async with asyncio.timeout(limits.BODY_TIMEOUT_MS / 1000):
+                    body = await request.read()
+            except TimeoutError:
+                text = f"body: did not come within {limits.BODY_TIMEOUT_MS} ms"
+                raise _Refusal("bad_request", text, "body") from None
         if len(body) > operation.body_bytes_max:
             raise TooLargeError(f"body: over the limit of {operation.body_bytes_max} bytes", field="body")
         return body
 
-    def _error(self, error: Exception, operation: Operation | None, media: str) -> web.Response:
+    def _error(
+        self, request: web.BaseRequest, error: Exception, operation: Operation | None, media: str
+    ) -> web.Response:
         body = describe(error, change=operation is not None and operation.change)
         status = status_of(body)
         response = web.Response(status=status, body=encode(ErrorReply(error=body), media), content_type=media)
@@ -198,7 +202,7 @@ class HttpServer:
             response.headers["Retry-After"] = str(-(-body.retry_after_ms // 1000))
         if status == HTTPStatus.UNAUTHORIZED:
             response.headers["WWW-Authenticate"] = "Bearer"
-        if status in (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNSUPPORTED_MEDIA_TYPE):
+        if not request.content.is_eof():
             response.force_close()  # what is left of the body is not read
         return response
 
@@ -236,16 +240,31 @@ class HttpServer:
         self._sweeper = loop.call_later(SWEEP_S, self._sweep)
 
 
+def _readable(reply: Reply | msgspec.Raw, operation: Operation) -> Reply:
+    """A reply with nothing left in it that is MessagePack already."""
+    message = decode(reply, operation.reply) if isinstance(reply, msgspec.Raw) else reply
+    if isinstance(message, BatchReply):
+        results = [msgspec.Raw(encode(msgspec.msgpack.decode(one), JSON)) for one in message.results]
+        return BatchReply(results=results)
+    return message
+
+
 def _media(request: web.BaseRequest) -> str:
     """What the body is, and the reply will be."""
     kind = request.headers.get("Content-Type", "")
-    if not kind:
+    if not kind or not request.can_read_body:
         accepted = request.headers.get("Accept", "")
-        return MSGPACK if "msgpack" in accepted or (request.method == "POST" and request.can_read_body) else JSON
+        return MSGPACK if "msgpack" in accepted or request.can_read_body else JSON
     media = _MEDIA.get(kind.partition(";")[0].strip().lower())
     if media is None:
         raise _Refusal("unsupported_media", "Content-Type: neither application/msgpack nor application/json")
     return media
+
+
+def _media_of_errors(request: web.BaseRequest) -> str:
+    """What a caller understands of whom nothing else is known yet."""
+    known = request.headers.get("Content-Type", "") + request.headers.get("Accept", "")
+    return MSGPACK if "msgpack" in known else JSON
 
 
 class _Request(web.BaseRequest):
@@ -278,7 +297,8 @@ class _Manager(web.Server):
         """A connection was made; one too many is closed at once."""
         super().connection_made(handler, transport)
         if len(self._connections) > limits.CONNECTIONS_MAX:
-            handler.force_close()
+            # Once the handler has begun: aiohttp does not expect to lose it before.
+            asyncio.get_running_loop().call_soon(transport.abort)
         else:
             self._owner.opened(handler)
 

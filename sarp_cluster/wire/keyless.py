@@ -11,6 +11,7 @@ from sarp_cluster.cluster.registry import Entry, NamespaceEntry, TenantEntry, Wo
 from sarp_cluster.cluster.view import ClusterView
 from sarp_cluster.core.namespace import derive_namespace_id, derive_namespace_key
 from sarp_cluster.errors import (
+    BadRequestError,
     ConnectionLostError,
     ForbiddenError,
     OutcomeError,
@@ -77,6 +78,8 @@ class Keyless:
         self, principal: Principal, request: messages.NamespaceRequest
     ) -> messages.NamespaceReply:
         """Create a namespace, or find it."""
+        for field in ("model", "lora", "salt"):
+            check_name(getattr(request, field), field)
         spec = request.spec(principal.for_tenant())
         name = derive_namespace_id(self._secret, spec)
         if name not in self._view.registry.namespaces:
@@ -141,6 +144,7 @@ class Keyless:
 
     async def register_worker(self, principal: Principal, request: messages.RegisterRequest) -> messages.WorkerReply:
         """Register a worker, or find it."""
+        check_name(request.worker, "worker")
         worker = Worker(request.worker, request.dp_rank)
         known = self._view.registry.workers.get(worker)
         if known is not None and not known.gone and not known.draining:
@@ -223,6 +227,15 @@ class Keyless:
             raise UnavailableError(f"no coordinator: {error}") from error
         self._enter(reply.entry)
         return reply.entry
+
+
+def check_name(text: str, field: str) -> None:
+    """Refuse a name that no shard would take: the schema counts characters, the disk bytes.
+
+    Once it had a number, it would stand in the way of all that came after it.
+    """
+    if len(text.encode()) > limits.NAME_BYTES_MAX:
+        raise BadRequestError(f"{field}: over {limits.NAME_BYTES_MAX} bytes of UTF-8", field=field)
 
 
 def _name(worker: Worker) -> messages.WorkerName:

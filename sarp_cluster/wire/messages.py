@@ -58,7 +58,7 @@ class Placed(Request, kw_only=True):
 
     position: Position = 0
     """Where in its sequence the stretch begins that is sent; other positions count from there."""
-    epoch: int | None = None
+    epoch: Annotated[int, Meta(ge=0, le=limits.SEQ_MAX)] | None = None
     """Of the slot map by which the stretch was cut; required when `position` is not 0."""
     number: int = 0
     """Of the last change without a key that the caller knows: a shard that knows less catches up before it answers."""
@@ -386,7 +386,7 @@ class SlotsReply(Reply, kw_only=True):
 class EventsRequest(Request, kw_only=True):
     """What happened, from a number on."""
 
-    after: Annotated[int, Meta(ge=0)] = 0
+    after: Annotated[int, Meta(ge=0, le=limits.SEQ_MAX)] = 0
     limit: Annotated[int, Meta(ge=1, le=limits.EVENTS_KEPT)] = 256
 
 

@@ -164,6 +164,10 @@ class Peer:
         self.client: StreamClient | None = None
         self.failure = "not connected yet"
         """Why there is no connection."""
+        self.refusal: RemoteError | None = None
+        """What the node answered, if it refused the last try at one."""
+        self.tried = asyncio.Event()
+        """Set once a first try at a connection has ended, well or not."""
         self._connected = asyncio.Event()
         self._nudge = asyncio.Event()
 
@@ -188,19 +192,23 @@ class Peer:
                 self._nudge.clear()
                 address = self._address()
                 if address is None:
-                    self.failure = "no address is known"
+                    self.failure, self.refusal = "no address is known", None
                 else:
                     try:
                         self.client = await StreamClient.connect(*address, self._hello(), tls=self._tls)
                     except SarpError as error:
                         self.failure = str(error)
+                        self.refusal = error if isinstance(error, RemoteError) else None
                     else:
+                        self.refusal = None
                         self._connected.set()
+                        self.tried.set()
                         pause_s = 0.01
                         await self._keep(self.client)
                         self._connected.clear()
                         self.failure = "the connection was lost"
                         continue
+                self.tried.set()
                 try:
                     async with asyncio.timeout(pause_s):
                         await self._nudge.wait()

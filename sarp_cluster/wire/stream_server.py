@@ -31,6 +31,8 @@ logger: Final = logging.getLogger(__name__)
 
 FRAMES_A_TURN: Final = 64
 """Frames of one connection that are begun before others have their turn: about a millisecond of matches."""
+LOOK_S: Final = 5.0
+"""How often, at least, a connection is looked at whose time may be over."""
 FEATURES: Final[tuple[str, ...]] = ()
 """What this program speaks beyond its protocol's version."""
 
@@ -85,7 +87,9 @@ class StreamConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._principal: Principal | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._heard_at = 0.0
+        self._opened_at = self._heard_at = self._loop.time()
+        self._frame_at: float | None = None
+        """When a frame began that is not complete yet."""
         self._turn_due = False
         self._flush_due = False
         self._paused = False
@@ -103,7 +107,6 @@ class StreamConnection(asyncio.Protocol):
             return
         self._server.connections.add(self)
         self._transport.set_write_buffer_limits(high=limits.SEND_BUFFER_BYTES_MAX // 16)
-        self._heard_at = self._loop.time()
         self._timer = self._loop.call_later(limits.HEADER_TIMEOUT_MS / 1000, self._look_at_time)
 
     def connection_lost(self, _: Exception | None) -> None:
@@ -119,11 +122,16 @@ class StreamConnection(asyncio.Protocol):
         """Some bytes have arrived."""
         self._heard_at = self._loop.time()
         self._reader.feed(data)
+        before = len(self._waiting)
         try:
             self._waiting.extend(self._reader.frames())
         except SarpError as error:
             self._give_up(error)
             return
+        if not self._reader.partial:
+            self._frame_at = None
+        elif self._frame_at is None or len(self._waiting) > before:
+            self._frame_at = self._heard_at
         if not self._turn_due:
             self._turn()
 
@@ -253,22 +261,22 @@ class StreamConnection(asyncio.Protocol):
             self._transport.pause_reading()
         elif self._paused and not busy:
             self._paused = False
+            if self._frame_at is not None:
+                self._frame_at = self._loop.time()  # it was we who did not read
             self._transport.resume_reading()
 
     def _look_at_time(self) -> None:
-        """Drop who says nothing: no hello, half a frame, or for long nothing at all."""
-        now = self._loop.time()
-        silent = now - self._heard_at
+        """Drop who does not say hello, does not end a frame, or says nothing for long. Single bytes do not help."""
+        since, limit_ms = self._heard_at, limits.STREAM_IDLE_TIMEOUT_MS
         if self._principal is None:
-            limit = limits.HEADER_TIMEOUT_MS / 1000
-        elif self._reader.partial and not self._paused:
-            limit = limits.BODY_TIMEOUT_MS / 1000
-        else:
-            limit = limits.STREAM_IDLE_TIMEOUT_MS / 1000
-        if silent >= limit and not self.tasks:
+            since, limit_ms = self._opened_at, limits.HEADER_TIMEOUT_MS
+        elif self._frame_at is not None and not self._paused:
+            since, limit_ms = self._frame_at, limits.BODY_TIMEOUT_MS
+        left_s = since + limit_ms / 1000 - self._loop.time()
+        if left_s <= 0 and not self.tasks:
             self.drop()
             return
-        self._timer = self._loop.call_later(min(max(limit - silent, 0.05), 5.0), self._look_at_time)
+        self._timer = self._loop.call_later(min(max(left_s, 0.05), LOOK_S), self._look_at_time)
 
     def _give_up(self, error: SarpError, number: int = 0) -> None:
         """Say why, and close: what follows cannot be read, or must not be."""

@@ -29,6 +29,7 @@ from bench.http_load import HttpConnection
 from sarp_cluster.client import AsyncClient
 from sarp_cluster.core.block_id import xxh3_block_ids
 from sarp_cluster.core.namespace import SECRET_BYTES_MIN
+from sarp_cluster.types import HashProfile, NamespaceSpec, Worker
 from sarp_cluster.up import LocalCluster, Ports, running
 from sarp_cluster.wire import control, messages
 from sarp_cluster.wire.auth import node_token
@@ -106,8 +107,6 @@ async def in_process(directory: Path, queries: Sequence[bytes]) -> float:
     """Microseconds of a match in process, hot."""
     index = await Index.open(directory, secret=bytes(SECRET_BYTES_MIN))
     try:
-        from sarp_cluster.types import HashProfile, NamespaceSpec, Worker  # noqa: PLC0415
-
         namespace = index.create_namespace(NamespaceSpec(model="m", hash_profile=HashProfile.OPAQUE))
         for query in queries:
             await index.insert(namespace, query, worker=Worker("w"), durable=False)
@@ -143,10 +142,8 @@ async def run(count: int, dynamo: str | None) -> list[Row]:
                 lanes = [await HttpConnection.open(indexer.host, indexer.port) for _ in range(IN_FLIGHT)]
                 for path, bodies in indexer.queries(n):
                     processes = Processes({"indexer, main thread": indexer.pid})
-                    row = await measure(
-                        f"Dynamo {path}", n, by_http(lanes, path, bodies, "application/json"), processes, count
-                    )
-                    told(row, rows)
+                    ask = by_http(lanes, path, bodies, "application/json")
+                    told(await measure(f"Dynamo {path}", n, ask, processes, count=count), rows)
     return rows
 
 
@@ -239,10 +236,8 @@ def told(row: Row, rows: list[Row]) -> None:
     rows.append(row)
     parts = ", ".join(f"{name} {value:.1f}" for name, value in row.cpu_us.items())
     cpu = sum(row.cpu_us.values())
-    print(
-        f"{row.what:<28}{row.blocks:>7}{cpu:>10.1f}{row.p50_us:>10.1f}{row.p99_us:>10.1f}{row.a_second:>10,.0f}   {parts}",
-        flush=True,
-    )
+    times = f"{row.p50_us:>10.1f}{row.p99_us:>10.1f}{row.a_second:>10,.0f}"
+    print(f"{row.what:<28}{row.blocks:>7}{cpu:>10.1f}{times}   {parts}", flush=True)
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ import sys
 import time
 import zlib
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import zmq
 
 port, block_tokens = int(sys.argv[1]), int(sys.argv[2])

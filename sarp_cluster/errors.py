@@ -23,6 +23,7 @@ SarpError
 ├── ConnectionLostError        the peer is not there, or does not speak as it should
 ├── EpochConflictError         two slot maps of the same number, or not the one expected
 ├── MembershipError            the records of the coordinators cannot be read or written
+│   └── RecordsRejectedError   they are not what we wrote: damaged, forged, or mixed of old and new
 ├── ConflictError              the index changed each time an insert was about to commit: try again
 ├── StorageError               the segment store
 │   ├── StoreFullError         no space: nothing new is taken until there is some again, matches go on
@@ -189,6 +190,10 @@ class MembershipError(SarpError):
     """The records of the coordinators cannot be read or written."""
 
     code = "membership"
+
+
+class RecordsRejectedError(MembershipError):
+    """The records of the coordinators are not what one of them wrote: damaged, forged, or mixed of old and new."""
 
 
 class ConflictError(SarpError):

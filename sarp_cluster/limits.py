@@ -151,6 +151,21 @@ LEADER_LEASE_MS: Final = 10_000
 MEMBERSHIP_TIMEOUT_MS: Final = 2_000
 """A call of the membership backend that takes longer has failed."""
 
+MEMBERSHIP_LOAD_TIMEOUT_MS: Final = 60_000
+"""Reading all records takes no longer: a million entries take some ten seconds."""
+
+MEMBERSHIP_MAP_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bytes of a slot map's record: 65,536 splits with 14 bytes each, 1,024 names with 258, 4,096 owners with 2."""
+
+MEMBERSHIP_RECORD_BYTES_MAX: Final = 16 * 1024
+"""Bytes of any other record: it has at most some ten names."""
+
+MEMBERSHIP_RECORDS_MAX: Final = 4_000_000
+"""Entries of the registry that a backend is believed to hold: namespaces, workers, as many tenants, and a reserve."""
+
+MEMBERSHIP_ENTRIES_A_WRITE: Final = 512
+"""Entries of the registry that are written at once."""
+
 HEARTBEAT_MS: Final = 1_000
 """From one heartbeat of a shard or router to the next."""
 

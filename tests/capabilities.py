@@ -82,3 +82,9 @@ def make_image(image: Path, kind: str) -> None:
         file.truncate(IMAGE_BYTES[kind])
     options = ("-q", "-F") if kind == "ext4" else ("-q", "-f")
     subprocess.run([f"mkfs.{kind}", *options, str(image)], check=True, capture_output=True)  # noqa: S603
+
+
+@functools.cache
+def redis_server() -> str | None:
+    """Is there a Redis to start?"""
+    return None if shutil.which("redis-server") is not None else "redis-server is not installed"

@@ -74,6 +74,14 @@ class EmbeddedMembership:
             shards=dict(self._shards),
         )
 
+    async def discard(self) -> None:
+        """See Membership.discard."""
+        async with self._writing:
+            await self._write_content(
+                _Content(version=FORMAT_VERSION, slot_map=None, number=0, entries=[], shards={}),
+            )
+            self._slot_map, self._registry, self._shards = None, Registry(), {}
+
     async def put_slot_map(self, slot_map: SlotMap, *, expected: SlotMap | None) -> None:
         """See Membership.put_slot_map."""
         async with self._writing:
@@ -117,6 +125,9 @@ class EmbeddedMembership:
             entries=registry.entries(),
             shards=self._shards if shards is None else shards,
         )
+        await self._write_content(content)
+
+    async def _write_content(self, content: _Content) -> None:
         try:
             await self._store.write(_encoder.encode(content))
         except OSError as error:

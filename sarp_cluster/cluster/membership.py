@@ -43,7 +43,8 @@ class Membership(Protocol):
     """What a coordinator needs of a backend. Everything it puts is durable when the call returns.
 
     Raises MembershipError when the backend cannot be reached or refuses, NotLeaderError when this coordinator may not
-    write because another leads. Every method ends within limits.MEMBERSHIP_TIMEOUT_MS.
+    write because another leads, or because what it would build upon is not there any more: then `lead` is False once,
+    and it begins again. Every call ends within limits.MEMBERSHIP_TIMEOUT_MS, but for `load` of very many records.
     """
 
     async def lead(self, coordinator: str) -> bool:
@@ -53,7 +54,10 @@ class Membership(Protocol):
         """Lead no longer, if this coordinator does."""
 
     async def load(self) -> Records:
-        """All records."""
+        """All records. Raises RecordsRejectedError when they are not what a coordinator of this cluster wrote."""
+
+    async def discard(self) -> None:
+        """Drop all records, those that `load` rejects, too: the shards know what was in them."""
 
     async def put_slot_map(self, slot_map: SlotMap, *, expected: SlotMap | None) -> None:
         """Replace the map `expected` (None: there is none yet). Raises EpochConflictError when another one is there."""

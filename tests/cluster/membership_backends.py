@@ -10,7 +10,10 @@ from typing import Final, Protocol
 
 from sarp_cluster.cluster.embedded import EmbeddedMembership
 from sarp_cluster.cluster.membership import Membership
+from sarp_cluster.cluster.redis_address import connect, parse_redis_url
+from sarp_cluster.cluster.redis_membership import RedisMembership
 from sarp_cluster.storage.record_file import RecordFile
+from tests.cluster.redis_server import RedisServer, redis_server
 
 
 class Backend(Protocol):
@@ -42,6 +45,28 @@ async def embedded(directory: Path) -> AsyncIterator[Backend]:
     yield Embedded(directory / "records")
 
 
+SECRET: Final = b"the secret of a cluster in Redis"
+CLUSTER: Final = "0123456789abcdef"
+
+
+class InRedis:
+    """Records in a Redis."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.server = server
+
+    async def open(self) -> RedisMembership:
+        """See Backend."""
+        return RedisMembership(connect(parse_redis_url(self.server.url)), secret=SECRET, cluster=CLUSTER)
+
+
+@asynccontextmanager
+async def in_redis(directory: Path) -> AsyncIterator[Backend]:
+    """Records in a Redis that keeps them in this directory."""
+    with redis_server(directory) as server:
+        yield InRedis(server)
+
+
 class Factory(Protocol):
     """Makes a backend without records, and takes it away at the end."""
 
@@ -49,4 +74,4 @@ class Factory(Protocol):
         """A new one, whose files are in `directory`."""
 
 
-BACKENDS: Final[dict[str, Factory]] = {"embedded": embedded}
+BACKENDS: Final[dict[str, Factory]] = {"embedded": embedded, "redis": in_redis}

@@ -136,6 +136,24 @@ async def test_changes_of_different_records_at_once_lose_none(membership: Member
     assert len(records.shards) == 9
 
 
+async def test_discarded_records_are_gone_and_new_ones_are_kept(membership: Membership, backend: Backend) -> None:
+    await membership.put_slot_map(FIRST, expected=None)
+    await membership.put_entries(ENTRIES, 7)
+    await membership.put_shard(shard("a"))
+    await membership.discard()
+    assert await membership.load() == Records(slot_map=None, number=0, entries=[], shards={})
+    await membership.put_shard(shard("b"))
+    records = await restarted(membership, backend)
+    assert records == Records(slot_map=None, number=0, entries=[], shards={"b": shard("b")})
+
+
+async def test_many_entries_at_once_are_kept_whole(membership: Membership, backend: Backend) -> None:
+    entries: list[Entry] = [WorkerEntry(number, f"w{number}", 0, "owner") for number in range(1, 3_000)]
+    await membership.put_entries(entries, 3_500)
+    records = await restarted(membership, backend)
+    assert (records.entries, records.number) == (entries, 3_500)
+
+
 async def test_what_load_gave_is_the_callers_own(membership: Membership) -> None:
     await membership.put_shard(shard("a"))
     records = await membership.load()

@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 
 from coordinator.app import CoordinatorService, CoordinatorSettings
+from sarp_cluster.cluster.redis_address import parse_redis_url
 from sarp_cluster.errors import BadRequestError, SarpError
-from sarp_cluster.wire.node import EXIT_ERROR, add_node_arguments, node_settings, run_node
+from sarp_cluster.wire.node import EXIT_ERROR, add_node_arguments, node_settings, read_private, run_node
 
 HTTP_PORT = 7099
 STREAM_PORT = 7199
@@ -47,6 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stop-shards", action="store_true", help="end these shards with the coordinator (default: they go on)"
     )
     parser.add_argument(
+        "--redis",
+        metavar="URL",
+        help="keep the records in Redis, so that there may be several coordinators (default: in the directory)",
+    )
+    parser.add_argument("--redis-password", type=Path, metavar="FILE", help="the password, for its owner to read only")
+    parser.add_argument(
         "--splits",
         type=Path,
         metavar="FILE",
@@ -66,7 +73,16 @@ def settings(arguments: argparse.Namespace) -> CoordinatorSettings:
             splits = msgspec.json.decode(arguments.splits.read_bytes(), type=dict[int, int])
         except (OSError, msgspec.DecodeError) as error:
             raise BadRequestError(f"--splits: {arguments.splits}: {error}", field="splits") from error
+    redis = None
+    if arguments.redis is not None:
+        password = None
+        if arguments.redis_password is not None:
+            password = read_private(arguments.redis_password, "--redis-password").decode().strip()
+        redis = parse_redis_url(arguments.redis, password)
+    elif arguments.redis_password is not None:
+        raise BadRequestError("--redis-password: there is no --redis", field="redis_password")
     return CoordinatorSettings(
+        redis=redis,
         expected=expected,
         splits=splits,
         supervised=_supervised(arguments) if arguments.shards else None,
@@ -90,7 +106,6 @@ def _shard_command(arguments: argparse.Namespace, coordinator: str, number: int)
         "--host": arguments.host,
         "--http-port": arguments.shard_http_port and arguments.shard_http_port + number,
         "--stream-port": arguments.shard_stream_port and arguments.shard_stream_port + number,
-        "--coordinator": coordinator,
         "--cluster-secret": arguments.cluster_secret.resolve(),
     }
     if arguments.advertise:
@@ -102,7 +117,9 @@ def _shard_command(arguments: argparse.Namespace, coordinator: str, number: int)
     if arguments.tls_key is not None:
         options["--tls-key"] = arguments.tls_key.resolve()
     flags = [f"--{flag}" for flag in ("insecure", "verbose") if getattr(arguments, flag)]
-    found = (str(part) for option in options.items() for part in option)
+    # This coordinator, and the others: whichever leads gives the leases.
+    places = [("--coordinator", place) for place in (coordinator, *arguments.coordinator)]
+    found = (str(part) for option in (*places, *options.items()) for part in option)
     return [sys.executable, "-m", "shard", *found, *flags]
 
 

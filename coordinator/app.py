@@ -8,18 +8,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from coordinator.control_loop import ControlLoop
 from coordinator.instructions import RefusalReason, Refuse
+from coordinator.leadership import Leadership, until
 from coordinator.routers import Routers
 from coordinator.status import cluster_reply, facts, shard_metrics
 from coordinator.supervisor import Supervisor
 from sarp_cluster import limits
 from sarp_cluster.cluster.embedded import EmbeddedMembership
 from sarp_cluster.cluster.membership import Membership, Records
+from sarp_cluster.cluster.redis_address import RedisAddress, connect
+from sarp_cluster.cluster.redis_membership import RedisMembership
 from sarp_cluster.errors import (
     EpochConflictError,
     ExistsError,
@@ -44,9 +47,8 @@ from sarp_cluster.wire.service import Handler
 
 logger: Final = logging.getLogger(__name__)
 
-RENEW_S: Final = limits.LEADER_LEASE_MS / 1000 / 4
-LEAD_S: Final = limits.LEADER_LEASE_MS / 1000 * 0.7
-"""For how long it leads on while the membership does not answer: shorter than its lease lasts there."""
+LOOK_S: Final = 1.0
+"""How often a coordinator that does not lead looks whether the shards it supervises run."""
 STOP_SHARD_S: Final = 10.0
 """What a supervised shard has to end in order, where the coordinator takes its shards with it."""
 REFUSALS: Final[dict[RefusalReason, tuple[type[SarpError], str]]] = {
@@ -65,6 +67,8 @@ class CoordinatorSettings:
     """Shards that have to join before the first slot map is made."""
     splits: Mapping[int, int] = field(default_factory=dict)
     """Of the first slot map: internal block ID -> position."""
+    redis: RedisAddress | None = None
+    """Where the records are; None: in the directory."""
     supervised: Callable[[str], Mapping[str, Sequence[str]]] | None = None
     """Shards that it starts itself: from its own stream address to name -> command."""
     stop_shards: bool = False
@@ -85,13 +89,16 @@ class CoordinatorService:
     ) -> None:
         self._settings = settings
         self._own = own
-        self._open_membership = membership or self._embedded
+        self._open_membership = membership or (self._embedded if own.redis is None else self._in_redis)
         self._file_system = file_system
         self._wall_clock = wall_clock
         self.addresses: Servers | None = None
         """Where it listens, while it does."""
         self._cluster = cluster_id(settings.secret)
         self.term: ControlLoop | None = None
+        self._leadership = Leadership(settings.node, self._lead, self._note)
+        self._membership: Membership | None = None
+        self._lock: RecordFile | None = None
         self.timeline: Timeline | None = None
         self.supervisor: Supervisor | None = None
         self.routers = Routers()
@@ -131,12 +138,17 @@ class CoordinatorService:
 
     def ready(self) -> str | None:
         """None: it leads, and there is a slot map."""
-        if self.term is None:
+        if self.term is None or not self.leads:
             return "another coordinator leads, or the records are not read yet"
         return None if self.term.settled() else "waiting for shards: there is no slot map that most of them have"
 
+    @property
+    def leads(self) -> bool:
+        """Does it lead, now?"""
+        return self.term is not None and self._leadership.holds
+
     def _leading(self) -> ControlLoop:
-        if self.term is None:
+        if self.term is None or not self.leads:
             raise NotLeaderError(f"{self.node} does not lead")
         return self.term
 
@@ -154,7 +166,7 @@ class CoordinatorService:
 
     async def shard_heartbeat(self, _: Principal, request: control.ShardHeartbeat) -> control.HeartbeatReply:
         """A shard is there."""
-        if self.term is None:
+        if self.term is None or not self.leads:
             return self._not_leading()
         answer = self.term.heartbeat(request)
         if isinstance(answer, Refuse):
@@ -164,7 +176,7 @@ class CoordinatorService:
 
     async def router_heartbeat(self, _: Principal, request: control.RouterHeartbeat) -> control.HeartbeatReply:
         """A router is there."""
-        if self.term is None:
+        if self.term is None or not self.leads:
             return self._not_leading()
         if self.routers.heard(request, asyncio.get_running_loop().time()):
             self.term.note(request.router, "router_joined", request.http)
@@ -227,7 +239,7 @@ class CoordinatorService:
         """In Prometheus's text format."""
         term, timeline = self.term, self.timeline
         found = [
-            Metric("sarp_coordinator_leading", "gauge", "1 when it leads.", int(term is not None)),
+            Metric("sarp_coordinator_leading", "gauge", "1 when it leads.", int(self.leads)),
             Metric("sarp_coordinator_ready", "gauge", "1 when there is a published map.", int(self.ready() is None)),
             Metric("sarp_coordinator_changes_total", "counter", "Changes without a key asked for.", self.changes),
             Metric("sarp_coordinator_routers", "gauge", "Routers that were heard.", len(self.routers)),
@@ -247,7 +259,7 @@ class CoordinatorService:
 
     def page(self) -> str:
         """For people."""
-        found = [("leads", "yes" if self.term is not None else "no"), ("ready", self.ready() or "yes")]
+        found = [("leads", "yes" if self.leads else "no"), ("ready", self.ready() or "yes")]
         if self.term is not None:
             found += facts(self.term, asyncio.get_running_loop().time())
         for router in self.routers.status(asyncio.get_running_loop().time()):
@@ -264,7 +276,7 @@ class CoordinatorService:
     async def run(self, stop: asyncio.Event) -> int:
         """Serve until `stop`. Returns the exit status. Supervised shards go on, unless they are to end with it."""
         directory = self._settings.directory
-        membership = await self._open_membership()
+        membership = self._membership = await self._open_membership()
         status = 0
         try:
             self.timeline = await Timeline.open(directory / "timeline.ndjson", wall_clock=self._wall_clock)
@@ -276,7 +288,7 @@ class CoordinatorService:
                 commands = self._own.supervised(servers.stream_address)
                 self.supervisor = Supervisor(directory / "shards", commands, self._exited)
                 await self.supervisor.adopt()
-            await until(stop, self._lead_for_ever(membership), self.timeline.run())
+            await until(stop, self._leadership.run(membership), self._keep_shards(), self.timeline.run())
         except StorePoisonedError as error:
             logger.error("the disk failed: %s", error)
             status = EXIT_POISONED
@@ -288,6 +300,8 @@ class CoordinatorService:
             if self.timeline is not None:
                 await self.timeline.close()
             await membership.close()
+            if self._lock is not None:
+                await self._lock.close()
         return status
 
     async def _embedded(self) -> Membership:
@@ -298,6 +312,14 @@ class CoordinatorService:
         except BaseException:
             await records.close()
             raise
+
+    async def _in_redis(self) -> Membership:
+        """Records in Redis. The directory, with the shards that are started from here, is this coordinator's alone."""
+        if self._own.redis is None:
+            raise MembershipError("there is no Redis")
+        self._lock = await RecordFile.open(self._settings.directory / "records", self._file_system)
+        logger.info("the records are in %s", self._own.redis)
+        return RedisMembership(connect(self._own.redis), secret=self._settings.secret, cluster=self._cluster)
 
     def _exited(self, name: str, pid: int) -> None:
         if self.term is not None:
@@ -315,46 +337,35 @@ class CoordinatorService:
                     self.supervisor.kill(name)
         await self.supervisor.close()
 
-    async def _lead_for_ever(self, membership: Membership) -> None:
-        """Lead whenever no other does."""
-        while True:
-            while not await self._renewed(membership):
-                await asyncio.sleep(RENEW_S)
-            self.term = self._term(membership, await membership.load())
-            self.term.note(
-                self.node, "coordinator_leads", f"epoch {self.term.view.epoch}, change {self.term.view.number}"
-            )
-            ended = asyncio.Event()
-            try:
-                await until(ended, self.term.run(), self._keep_leading(membership, ended))
-            finally:
-                self.term = None
-            logger.warning("this coordinator leads no more")
+    async def _keep_shards(self) -> None:
+        """While another leads: start the shards of this machine that have no process. One that ended in order, drained
+        by whoever leads, is not started before an operator says so."""
+        while self.supervisor is not None:
+            await asyncio.sleep(LOOK_S)
+            if self.term is None:
+                for name in sorted(self.supervisor.idle()):
+                    if self.supervisor.ended_in_order(name):
+                        await self.supervisor.hold(name)
+                    else:
+                        self.supervisor.start(name)
+        await asyncio.get_running_loop().create_future()
 
-    async def _keep_leading(self, membership: Membership, ended: asyncio.Event) -> None:
-        loop = asyncio.get_running_loop()
-        since = loop.time()
-        while True:
-            asked_at = loop.time()
-            renewed = await self._renewed(membership)
-            if renewed:
-                since = asked_at
-            elif renewed is False or loop.time() - since >= LEAD_S:
-                break
-            await asyncio.sleep(RENEW_S)
-        ended.set()
-        await loop.create_future()
+    def _note(self, kind: str, text: str) -> None:
+        if self.timeline is not None:
+            self.timeline.note(self.node, kind, text)
 
-    async def _renewed(self, membership: Membership) -> bool | None:
-        """Do we lead? None: nobody says."""
+    async def _lead(self, records: Records) -> None:
+        """One term."""
+        term = self.term = self._term(records)
         try:
-            return await membership.lead(self.node)
-        except MembershipError as error:
-            logger.warning("whether we lead is not known: %s", error)
-            return None
+            epoch = 0 if records.slot_map is None else records.slot_map.epoch
+            term.note(self.node, "coordinator_leads", f"epoch {epoch}, change {records.number}")
+            await term.run()
+        finally:
+            self.term = None
 
-    def _term(self, membership: Membership, records: Records) -> ControlLoop:
-        if self.timeline is None:
+    def _term(self, records: Records) -> ControlLoop:
+        if self.timeline is None or self._membership is None:
             raise RecoveringError("the timeline is being read")
 
         def hello() -> control.Hello:
@@ -371,29 +382,7 @@ class CoordinatorService:
             splits=self._own.splits,
             cluster=self._cluster,
             hello=hello,
-            membership=membership,
+            membership=self._membership,
             timeline=self.timeline,
             supervisor=self.supervisor,
         )
-
-
-async def until(stop: asyncio.Event, *work: Coroutine[Any, Any, None]) -> None:
-    """Do all of these until `stop` is set or one of them raises, which is raised; the others are cancelled."""
-    tasks = {asyncio.ensure_future(one) for one in (*work, stop.wait())}
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            _result(task)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _result(task: asyncio.Future[Any]) -> None:
-    """Raise what a task raised: of a group the first, which ended the others."""
-    error = task.exception()
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if error is not None:
-        raise error

@@ -84,7 +84,9 @@ class ControlLoop:
             slot_map=records.slot_map,
             number=records.number,
         )
-        self.changes = KeylessChanges(self.view.registry, membership, self._spread, self.machine.changed)
+        self.changes = KeylessChanges(
+            self.view.registry, membership, self._spread, self.machine.changed, self.machine.highest_number
+        )
         self._lines = ShardLines(hello, self._probed)
         self._jobs: dict[tuple[str, str], asyncio.Task[None]] = {}  # by kind and shard
         self._records: dict[str, ShardRecord] = {}
@@ -280,8 +282,7 @@ class ControlLoop:
 
     def settled(self) -> bool:
         """May changes be numbered? Not before a majority of the map's shards has said what they know."""
-        slot_map = self.machine.slot_map
-        return slot_map is not None and self.machine.published == slot_map.epoch
+        return self.machine.settled()
 
     async def _spread(self, number: int) -> list[str]:
         """See keyless.Spread."""

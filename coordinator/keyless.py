@@ -212,13 +212,20 @@ class KeylessChanges:
     """Numbers changes. `run` has to be running."""
 
     def __init__(
-        self, registry: Registry, membership: Membership, spread: Spread, numbered: Callable[[int], None]
+        self,
+        registry: Registry,
+        membership: Membership,
+        spread: Spread,
+        numbered: Callable[[int], None],
+        heard: Callable[[], int] = lambda: 0,
     ) -> None:
         self._registry = registry
         self._membership = membership
         self._spread = spread
         self._numbered = numbered
         """Told of each new number of the registry, before it is spread."""
+        self._heard = heard
+        """The highest number that any shard has told of."""
         self._given = 0
         """Highest number ever given. One that could not be kept may be kept all the same: it is not given again."""
         self._keeping = (
@@ -266,7 +273,7 @@ class KeylessChanges:
     async def _make(self, batch: list[_Waiting]) -> None:
         decided: list[tuple[_Waiting, Entry]] = []
         async with self._keeping:
-            draft = _Draft(self._registry, self._given)
+            draft = _Draft(self._registry, max(self._given, self._heard()))
             for one in batch:
                 try:
                     decided.append((one, decide(draft, one.change)))

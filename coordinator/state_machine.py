@@ -179,6 +179,20 @@ class StateMachine:
         shards = (self.shards.get(name) for name in slot_map.shards)
         return sum(one is not None and (one.epoch, one.nonce) == (slot_map.epoch, slot_map.nonce) for one in shards)
 
+    def settled(self) -> bool:
+        """May changes be numbered? Not before a majority of the map's shards has said what it knows, and what those
+        know that we hear is fetched."""
+        slot_map = self.slot_map
+        return (
+            slot_map is not None
+            and self.published == slot_map.epoch
+            and all(one.number <= self.number or one.state == "down" for one in self.shards.values())
+        )
+
+    def highest_number(self) -> int:
+        """Of the changes that any shard has told of: none of them is given again, fetched or not."""
+        return max((shard.number for shard in self.shards.values()), default=0)
+
     def map_made(self, slot_map: SlotMap, now: float) -> list[Instruction]:
         """There is a map, kept in the membership: the first, a later one, or one that a shard knew."""
         if not slot_map.supersedes(self.slot_map):

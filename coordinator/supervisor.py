@@ -39,6 +39,8 @@ class _Child:
         """Before it is started the next time."""
         self.starting: asyncio.Task[None] | None = None
         self.held = False
+        self.status: int | None = None
+        """Exit status of the last process, if that is known."""
 
 
 class Supervisor:
@@ -66,6 +68,18 @@ class Supervisor:
         """Of a shard's process, if it runs."""
         process = self._children[name].process
         return None if process is None else process.pid
+
+    def idle(self) -> frozenset[str]:
+        """Those that have no process, and shall have one."""
+        return frozenset(
+            child.name
+            for child in self._children.values()
+            if child.process is None and child.starting is None and not child.held
+        )
+
+    def ended_in_order(self, name: str) -> bool:
+        """Did its last process end by itself, with status 0? Of one that is no child of ours nobody tells."""
+        return self._children[name].status == 0
 
     def _file(self, name: str, suffix: str) -> Path:
         return self._directory / f"{name}.{suffix}"
@@ -119,7 +133,7 @@ class Supervisor:
         self._watch(child, process)
 
     def _watch(self, child: _Child, process: Process) -> None:
-        child.process, child.began = process, self._loop.time()
+        child.process, child.began, child.status = process, self._loop.time(), None
         child.ended.clear()
         self._loop.add_reader(process.pidfd, self._has_ended, child)
 
@@ -128,7 +142,7 @@ class Supervisor:
         if process is None:
             return
         self._forget(child)
-        status = reap(process)
+        status = child.status = reap(process)
         logger.info(
             "shard %s: process %d ended (%s)", child.name, process.pid, "status unknown" if status is None else status
         )

@@ -90,6 +90,8 @@ class LocalCluster:
     ports: Ports
     credentials: Path | None = None
     splits: Path | None = None
+    redis: str | None = None
+    redis_password: Path | None = None
     verbose: bool = False
     _processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
 
@@ -139,6 +141,10 @@ class LocalCluster:
             *("--shard-http-port", str(self.ports.shards[0][0]), "--shard-stream-port", str(self.ports.shards[0][1])),
             *common,
         ]
+        if self.redis is not None:
+            coordinator += ["--redis", self.redis]
+        if self.redis_password is not None:
+            coordinator += ["--redis-password", str(self.redis_password.resolve())]
         if self.splits is not None:
             coordinator += ["--splits", str(self.splits.resolve())]
         commands = {"coordinator": coordinator}
@@ -261,6 +267,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--any-ports", action="store_true", help="take ports that are free instead of the usual ones")
     parser.add_argument("--credentials", type=Path, metavar="FILE", help="who may do what (default: anybody here)")
     parser.add_argument("--splits", type=Path, metavar="FILE", help="split table of the first slot map (JSON)")
+    parser.add_argument("--redis", metavar="URL", help="keep the coordinator's records in Redis")
+    parser.add_argument("--redis-password", type=Path, metavar="FILE", help="the password, for its owner to read only")
     parser.add_argument("--verbose", action="store_true", help="log more")
 
 
@@ -275,6 +283,8 @@ def run(arguments: argparse.Namespace) -> int:
         ports=ports,
         credentials=arguments.credentials,
         splits=arguments.splits,
+        redis=arguments.redis,
+        redis_password=arguments.redis_password,
         verbose=arguments.verbose,
     )
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")

@@ -97,7 +97,8 @@ def describe(error: Exception, *, change: bool = False) -> ErrorBody:
             body.outcome = "unknown" if change else None
             return body
     if change:
-        body.outcome = "not_applied"
+        # What was not kept as far as we know may be kept all the same, and found by the coordinator that leads next.
+        body.outcome = "unknown" if isinstance(error, errors.MembershipError) else "not_applied"
     return body
 
 

@@ -189,8 +189,8 @@ class Elected(EmbeddedMembership):
 async def test_one_that_does_not_lead_says_so_and_takes_up_what_there_is_when_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.app.RENEW_S", 0.005)
-    monkeypatch.setattr("coordinator.app.LEAD_S", 0.05)
+    monkeypatch.setattr("coordinator.leadership.RENEW_S", 0.005)
+    monkeypatch.setattr("coordinator.leadership.LEAD_S", 0.05)
     elected = await Elected.open(Memory())
     assert isinstance(elected, Elected)
 
@@ -246,7 +246,7 @@ async def test_a_broken_disk_ends_the_process(tmp_path: Path) -> None:
 async def test_it_leads_on_while_nobody_says_who_does_and_its_lease_lasts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.app.RENEW_S", 0.001)
+    monkeypatch.setattr("coordinator.leadership.RENEW_S", 0.001)
     asked: list[bool | None] = []
 
     class Silent(Elected):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -42,7 +42,14 @@ class RedisCalls:
         return (await self.read(words))[0]
 
     async def read(self, *commands: tuple[Any, ...]) -> list[Any]:
-        """The answers to commands that are sent at once. Raises RecordsRejectedError for a key of another type."""
+        """The answers to commands that are sent at once. They may be sent twice: the first connection that is used
+        after Redis was restarted is not there any more. Raises RecordsRejectedError for a key of another type."""
+        try:
+            return await self._read(commands)
+        except RedisConnectionError:
+            return await self._read(commands)
+
+    async def _read(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         async with self.pipeline(transaction=False) as pipe:
             for command in commands:
                 pipe.execute_command(*command)

@@ -29,6 +29,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 import msgspec
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, WatchError
 
 from sarp_cluster import limits
@@ -344,11 +345,16 @@ class RedisMembership:
                 raise
 
     async def _try(self, plan: _Plan) -> None:
+        lost = False
         for _ in range(ATTEMPTS):
             try:
                 return await self._transaction(plan)
             except WatchError:
-                continue  # our own renewal came in between, or a connection was one of before a restart: look again
+                continue  # our own renewal came in between: look again
+            except RedisConnectionError:
+                if lost or self._held is None:
+                    raise
+                lost = True  # before anything was done: it was of before a restart
         raise MembershipError("membership: the records change all the time")
 
     async def _transaction(self, plan: _Plan) -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -48,13 +48,24 @@ def ask(address: str, method: str, path: str, body: object = None) -> tuple[int,
 class CoordinatorProcess:
     """One coordinator at a time, over one directory."""
 
-    def __init__(self, directory: Path, shards: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        shards: int,
+        *,
+        name: str = "coordinator",
+        stream_port: int = 0,
+        options: Sequence[str] = (),
+    ) -> None:
         self.directory = directory
         self.shards = shards
+        self.name = name
+        self.options = tuple(options)
         self.secret = directory / "secret"
-        self.secret.write_bytes(os.urandom(32))
-        self.secret.chmod(0o600)
-        self.stream_port = 0
+        if not self.secret.exists():
+            self.secret.write_bytes(os.urandom(32))
+            self.secret.chmod(0o600)
+        self.stream_port = stream_port
         self.http = ""
         self.process: subprocess.Popen[bytes] | None = None
         self._starts = 0
@@ -62,15 +73,17 @@ class CoordinatorProcess:
     def command(self) -> list[str]:
         return [
             *(sys.executable, "-m", "coordinator"),
-            *("--directory", str(self.directory / "coordinator"), "--cluster-secret", str(self.secret)),
+            *("--name", self.name, "--directory", str(self.directory / self.name)),
+            *("--cluster-secret", str(self.secret)),
             *("--http-port", "0", "--stream-port", str(self.stream_port)),
             *("--shards", str(self.shards), "--shard-http-port", "0", "--shard-stream-port", "0"),
+            *self.options,
         ]
 
     def start(self) -> None:
         """Start it, and wait until it listens. Its stream stays at the address that shards know."""
         self._starts += 1
-        log = self.directory / f"coordinator-{self._starts}.log"
+        log = self.directory / f"{self.name}-{self._starts}.log"
         with log.open("wb") as file:
             self.process = subprocess.Popen(self.command(), stderr=file)  # noqa: S603
         found = until(lambda: re.search(r"HTTP on (\S+), stream on \S+:(\d+)", log.read_text()), "the coordinator")
@@ -114,7 +127,7 @@ class CoordinatorProcess:
 
     def pid(self, name: str = "shard-0") -> int:
         """Of a shard's process, as its pid file says."""
-        found: int = json.loads((self.directory / "coordinator" / "shards" / f"{name}.pid").read_text())["pid"]
+        found: int = json.loads((self.directory / self.name / "shards" / f"{name}.pid").read_text())["pid"]
         return found
 
     def kinds(self, node: str = "shard-0") -> list[str]:
@@ -135,14 +148,21 @@ def alive(pid: int) -> bool:
 def cluster(directory: Path, shards: int = 3) -> Iterator[CoordinatorProcess]:
     """A running cluster, of which nothing is left afterwards."""
     one = CoordinatorProcess(directory, shards)
-    try:
+    with ending(one):
         one.start()
         one.wait_serving()
         yield one
+
+
+@contextmanager
+def ending(one: CoordinatorProcess) -> Iterator[None]:
+    """Nothing of it is left afterwards."""
+    try:
+        yield
     finally:
         if one.process is not None:
             one.end(signal.SIGKILL)
-        for number in range(shards):
+        for number in range(one.shards):
             try:
                 pid = one.pid(f"shard-{number}")
                 if alive(pid):

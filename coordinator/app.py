@@ -338,15 +338,13 @@ class CoordinatorService:
         await self.supervisor.close()
 
     async def _keep_shards(self) -> None:
-        """While another leads: start the shards of this machine that have no process. One that ended in order, drained
-        by whoever leads, is not started before an operator says so."""
+        """While another leads: start the shards of this machine that have no process. One that was drained, by whoever
+        leads, is not started before an operator says so."""
         while self.supervisor is not None:
             await asyncio.sleep(LOOK_S)
             if self.term is None:
                 for name in sorted(self.supervisor.idle()):
-                    if self.supervisor.ended_in_order(name):
-                        await self.supervisor.hold(name)
-                    else:
+                    if not await self.supervisor.hold_drained(name):
                         self.supervisor.start(name)
         await asyncio.get_running_loop().create_future()
 

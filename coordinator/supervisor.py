@@ -14,8 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from coordinator.child_process import Process, find, reap, send, spawn
+import msgspec
+
+from coordinator.child_process import Process, ProcessName, find, reap, send, spawn
+from sarp_cluster.errors import StorageError
 from sarp_cluster.storage.file_system import run_to_end
+from sarp_cluster.storage.record_file import decode
 
 logger: Final = logging.getLogger(__name__)
 
@@ -39,8 +43,6 @@ class _Child:
         """Before it is started the next time."""
         self.starting: asyncio.Task[None] | None = None
         self.held = False
-        self.status: int | None = None
-        """Exit status of the last process, if that is known."""
 
 
 class Supervisor:
@@ -77,9 +79,21 @@ class Supervisor:
             if child.process is None and child.starting is None and not child.held
         )
 
-    def ended_in_order(self, name: str) -> bool:
-        """Did its last process end by itself, with status 0? Of one that is no child of ours nobody tells."""
-        return self._children[name].status == 0
+    async def hold_drained(self, name: str) -> bool:
+        """Hold a shard whose last process was drained, by whichever coordinator. False: it was not."""
+        if not await run_to_end(lambda: self._drained(name)):
+            return False
+        await self.hold(name)
+        return True
+
+    def _drained(self, name: str) -> bool:
+        """Does the shard's directory say that the last process was drained?"""
+        said = self._directory / name / "drained"
+        try:
+            pid = msgspec.json.decode(self._file(name, "pid").read_bytes(), type=ProcessName).pid
+            return decode(said.read_bytes(), said) == str(pid).encode()
+        except (OSError, StorageError, msgspec.DecodeError):
+            return False
 
     def _file(self, name: str, suffix: str) -> Path:
         return self._directory / f"{name}.{suffix}"
@@ -99,6 +113,7 @@ class Supervisor:
             child.held = held
             if process is None:
                 missing.append(name)
+                await self.hold_drained(name)
             else:
                 logger.info("shard %s: process %d runs already", name, process.pid)
                 self._watch(child, process)
@@ -133,7 +148,7 @@ class Supervisor:
         self._watch(child, process)
 
     def _watch(self, child: _Child, process: Process) -> None:
-        child.process, child.began, child.status = process, self._loop.time(), None
+        child.process, child.began = process, self._loop.time()
         child.ended.clear()
         self._loop.add_reader(process.pidfd, self._has_ended, child)
 
@@ -142,7 +157,7 @@ class Supervisor:
         if process is None:
             return
         self._forget(child)
-        status = child.status = reap(process)
+        status = reap(process)
         logger.info(
             "shard %s: process %d ended (%s)", child.name, process.pid, "status unknown" if status is None else status
         )

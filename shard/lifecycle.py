@@ -18,7 +18,7 @@ from sarp_cluster.cluster.slot_map import PackedSlotMap, SlotMap
 from sarp_cluster.cluster.view import Address, ClusterView, split_address
 from sarp_cluster.cluster.view_file import ShardPlace, ViewContent, load_view, save_view
 from sarp_cluster.config import IndexConfig
-from sarp_cluster.errors import SarpError
+from sarp_cluster.errors import SarpError, StorageError
 from sarp_cluster.storage.file_system import DISK, FileSystem
 from sarp_cluster.storage.record_file import RecordFile
 from sarp_cluster.types import Worker
@@ -295,7 +295,19 @@ class Lifecycle:
             await self.blocks.finish()
         if self.index is not None:
             await self.index.snapshot()
+        try:
+            await self._note_drained()
+        except (OSError, StorageError) as error:
+            logger.warning("that this shard was drained cannot be noted: %s", error)
         self.ended.set()
+
+    async def _note_drained(self) -> None:
+        """For whoever starts shards on this machine: it need not be the coordinator that had this one drained."""
+        file = await RecordFile.open(self._settings.directory / "drained", self._file_system)
+        try:
+            await file.write(str(os.getpid()).encode())
+        finally:
+            await file.close()
 
     async def close(self) -> None:
         """Make everything durable and let go of the directory."""

@@ -23,6 +23,7 @@ from typing import Final
 
 import aiohttp
 
+from sarp_cluster.cluster.redis_address import parse_redis_url
 from sarp_cluster.errors import BadRequestError, SarpError, UnavailableError
 
 logger: Final = logging.getLogger(__name__)
@@ -277,6 +278,8 @@ def run(arguments: argparse.Namespace) -> int:
     for option, value, highest in (("shards", arguments.shards, 64), ("routers", arguments.routers, ROUTERS_MAX)):
         if not 1 <= value <= highest:
             raise BadRequestError(f"--{option}: {value} is not in 1..{highest}", field=option)
+    if arguments.redis is not None:
+        parse_redis_url(arguments.redis)  # told here, not in a log
     ports = (Ports.free if arguments.any_ports else Ports.usual)(arguments.shards, arguments.routers)
     cluster = LocalCluster(
         directory=arguments.directory,

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
+from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.exceptions import (
     AuthenticationError,
     ExecAbortError,
@@ -84,8 +85,12 @@ class RedisCalls:
                     await pipe.execute()
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Let go of the connections, those to sentinels, too."""
+        pool = self._redis.connection_pool
         await self._redis.aclose()
+        if isinstance(pool, SentinelConnectionPool):
+            for sentinel in pool.sentinel_manager.sentinels:
+                await sentinel.aclose()
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from coordinator import control_loop
 from coordinator.control_loop import ControlLoop
 from sarp_cluster import limits
 from sarp_cluster.cluster.embedded import EmbeddedMembership
-from sarp_cluster.cluster.registry import Registry, TenantEntry, WorkerEntry
+from sarp_cluster.cluster.registry import Entry, Registry, TenantEntry, WorkerEntry
 from sarp_cluster.errors import MembershipError, StorePoisonedError
 from sarp_cluster.wire import control, messages
 from sarp_cluster.wire.codec import decode
@@ -284,3 +284,48 @@ async def test_a_shard_that_is_recovering_is_waited_for(tmp_path: Path) -> None:
         shard.takes.set()
         await asking
         assert shard.view.number == 1
+
+
+async def test_numbers_that_a_shard_knows_are_not_given_again(tmp_path: Path) -> None:
+    async with fake_cluster(tmp_path) as one:
+        await one.settle()
+        one.shards[0].view.registry.apply([TenantEntry(5, "t", 1)])
+        await one.shards[0].beat()
+        assert not one.term.settled()  # what it knows is being fetched
+        await one.until(one.term.settled)
+        assert (await change(one.shards[1])).entry.number == 6
+        assert one.shards[1].view.registry.purges("t") == 1
+
+
+async def test_numbers_of_a_shard_that_is_gone_before_they_were_fetched_are_not_given_again(tmp_path: Path) -> None:
+    async with fake_cluster(tmp_path, 3) as one:
+        await one.settle()
+        shard = one.term.machine.shards["s2"]
+        shard.number, shard.heard_at, shard.probes_failed = 5, -1e9, limits.PROBES_FAILED_MAX
+        await one.until(lambda: shard.state == "down")
+        assert (await change(one.shards[0])).entry.number == 6
+
+
+async def test_a_change_of_which_it_is_not_known_whether_it_is_kept_says_so(tmp_path: Path) -> None:
+    class Silent(Elected):
+        silent = False
+
+        async def put_entries(self, entries: list[Entry], number: int) -> None:
+            if self.silent:
+                raise MembershipError("no answer in time")
+            await super().put_entries(entries, number)
+
+    elected = await Silent.open(Memory())
+    assert isinstance(elected, Silent)
+
+    async def opened() -> Silent:
+        return elected
+
+    async with fake_cluster(tmp_path, membership=opened) as one:
+        await one.settle()
+        elected.silent = True
+        with pytest.raises(RemoteError) as refused:
+            await change(one.shards[0])
+        assert (refused.value.code, refused.value.body.outcome) == ("membership", "unknown")
+        elected.silent = False
+        assert (await change(one.shards[0])).entry.number == 2  # 1 may be kept all the same

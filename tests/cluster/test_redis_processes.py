@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.coordinator_process import CoordinatorProcess, alive, ask, ending, until
-from tests.cluster.redis_server import RedisServer, free_port, redis_server
+from tests.cluster.redis_server import PASSWORD, RedisServer, free_port, redis_server
 
 FOLLOWED_S = 20.0
 
@@ -229,3 +231,42 @@ def test_redis_is_killed_and_lies_when_it_is_back(tmp_path: Path, redis: RedisSe
         assert ("records_rejected" in one.kinds("coordinator")) == (comes_back == "with a foreign map")
         assert alone.register("last")[0] == 200
         alone.match_all()
+
+
+@pytest.mark.timeout(120)
+def test_sarp_up_keeps_its_records_in_redis(tmp_path: Path, redis: RedisServer) -> None:
+    password = tmp_path / "password"
+    password.write_text(f"{PASSWORD}\n")
+    password.chmod(0o600)
+    command = [
+        *(sys.executable, "-m", "sarp_cluster.cli", "up", "--shards", "1", "--any-ports"),
+        *("--directory", str(tmp_path / "up"), "--redis", f"redis://127.0.0.1:{redis.port}"),
+        *("--redis-password", str(password)),
+    ]
+    with (tmp_path / "up.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603
+    try:
+        until(lambda: b"is ready" in (tmp_path / "up.log").read_bytes(), "the cluster to be ready")
+        names = {key.rpartition(":")[2] for key in redis.keys("*")}
+        assert names == {"leader", "head", "slot_map", "shards"}
+        assert all(key.startswith("sarp:{") for key in redis.keys("*"))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(40) == 0
+    assert not any(key.endswith(":leader") for key in redis.keys("*"))  # given back
+    for path in (tmp_path / "up").glob("*.log"):
+        assert PASSWORD not in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--redis", "http://h"], "--redis: 'http' is none of"),
+        (["--redis-password", "/nowhere"], "--redis-password: there is no --redis"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(tmp_path: Path, options: list[str], why: str) -> None:
+    one = CoordinatorProcess(tmp_path, 0, options=options)
+    done = subprocess.run(one.command(), capture_output=True, text=True, timeout=30, check=False)  # noqa: S603
+    assert done.returncode == 2
+    assert why in done.stderr

@@ -17,6 +17,7 @@ import uvloop
 from coordinator import child_process
 from coordinator.child_process import find
 from coordinator.supervisor import PAUSE_S_MAX, PAUSE_S_MIN, Supervisor
+from sarp_cluster.storage.record_file import RecordFile
 
 SLEEPER = """
 import signal, sys, time
@@ -288,3 +289,20 @@ def test_it_works_on_the_loop_that_services_run_on(tmp_path: Path) -> None:
 
     run: Callable[[Awaitable[None]], None] = uvloop.run  # type: ignore[assignment]
     run(work())
+
+
+@pytest.mark.parametrize("whose", ["its own", "an earlier process's"])
+async def test_a_shard_that_says_it_was_drained_is_held(tmp_path: Path, whose: str) -> None:
+    async with supervised(tmp_path) as (supervisor, exits):
+        supervisor.start("s0")
+        pid = await running(supervisor)
+        assert supervisor.idle() == frozenset()
+        file = await RecordFile.open(tmp_path / "s0" / "drained")
+        await file.write(str(pid if whose == "its own" else pid - 1).encode())
+        await file.close()
+        os.kill(pid, signal.SIGKILL)
+        await exits.wait(1)
+        assert supervisor.idle() == {"s0"}
+        assert await supervisor.hold_drained("s0") == (whose == "its own")
+        assert supervisor.held == ({"s0"} if whose == "its own" else frozenset())
+        await supervisor.release("s0")

@@ -19,6 +19,13 @@ from tests.cluster.coordinator_process import CoordinatorProcess, alive, ask, en
 from tests.cluster.redis_server import PASSWORD, RedisServer, free_port, redis_server
 
 FOLLOWED_S = 20.0
+UP = """
+import argparse, sys
+from sarp_cluster import up
+parser = argparse.ArgumentParser()
+up.add_arguments(parser)
+sys.exit(up.run(parser.parse_args()))
+"""
 
 
 class Coordinators:
@@ -239,7 +246,7 @@ def test_sarp_up_keeps_its_records_in_redis(tmp_path: Path, redis: RedisServer) 
     password.write_text(f"{PASSWORD}\n")
     password.chmod(0o600)
     command = [
-        *(sys.executable, "-m", "sarp_cluster.cli", "up", "--shards", "1", "--any-ports"),
+        *(sys.executable, "-c", UP, "--shards", "1", "--any-ports"),
         *("--directory", str(tmp_path / "up"), "--redis", f"redis://127.0.0.1:{redis.port}"),
         *("--redis-password", str(password)),
     ]

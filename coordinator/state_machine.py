@@ -74,6 +74,7 @@ class StateMachine:
         self.number = number
         self.shards: dict[str, TrackedShard] = {}
         self._first_map_pending = False
+        self._began = now
         self._snapshots = SnapshotTurns()
         self._managed, drained = frozenset(managed), frozenset(drained)
         for name in sorted(self._managed):
@@ -84,10 +85,20 @@ class StateMachine:
             shard.http, shard.stream = record.http, record.stream
             # What a former coordinator granted, as late as it can have been: it may be the last thing it did.
             shard.holder, shard.lease_end = record.incarnation, now + lease_ms / 1000
+        self._know_owners()
 
     def _add(self, name: str, now: float) -> TrackedShard:
         shard = self.shards[name] = TrackedShard(name, now, managed=name in self._managed)
         return shard
+
+    def _know_owners(self) -> None:
+        """Shards of the map of which there are no records, because those were lost: a former coordinator may have
+        granted them leases, too."""
+        names = () if self.slot_map is None else self.slot_map.shards
+        for name in names:
+            if name not in self.shards:
+                shard = self._add(name, self._began)
+                shard.holder, shard.lease_end = shard.incarnation, self._began + self.lease_ms / 1000
 
     # --- heartbeats ---------------------------------------------------------------------------------------------------
 
@@ -199,6 +210,7 @@ class StateMachine:
             return []
         self.slot_map = slot_map
         self._first_map_pending = False
+        self._know_owners()
         out: list[Instruction] = [Note("", "map_made", f"epoch {slot_map.epoch} over {len(slot_map.shards)} shards")]
         out += [
             Install(one.name) for one in self.shards.values() if one.heard_at is not None and one.epoch < slot_map.epoch

@@ -586,3 +586,19 @@ def test_any_sequence_of_news_keeps_the_invariants(
                 one.check([])
             case _:
                 getattr(one, str(kind))(*rest)
+
+
+def test_shards_of_a_map_whose_records_were_lost_may_be_answering_while_a_lease_of_before_may_last() -> None:
+    machine = StateMachine(100.0, expected=3)
+    known = SlotMap.first(["s0", "s1", "s2"], NONCE)
+    machine.heartbeat(report("s0", epoch=1), 101.0)
+    machine.heartbeat(report("s1", epoch=1), 101.0)
+    machine.map_made(known, 102.0)
+    assert machine.settled()
+    assert machine.may_answer("s2")
+    machine.validate(102.0)
+    machine.tick(100.0 + limits.LEASE_MS / 1000)
+    assert not machine.may_answer("s2")
+    machine.heartbeat(report("s2", epoch=1), 170.0)
+    assert machine.shards["s2"].store
+    machine.validate(170.0)

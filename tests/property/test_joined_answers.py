@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sarp_cluster.cluster.slot_map import NONCE_BYTES, SlotMap
@@ -25,7 +25,7 @@ TIERS: tuple[messages.TierName, ...] = messages.TIER_NAMES
 SHARDS = ("s0", "s1", "s2")
 
 # Few tokens, so that sequences share prefixes; long enough to be cut twice.
-bodies = st.lists(st.integers(0, 2), min_size=1, max_size=6)
+bodies = st.lists(st.integers(0, 1), min_size=1, max_size=5)
 sequences = st.builds(
     lambda root, parts: chained_block_ids([root, *(token for part in parts for token in [part] * 40)]),
     st.integers(0, 1),
@@ -142,6 +142,7 @@ def reply(answer: Answer) -> messages.MatchReply:
     )
 
 
+@settings(max_examples=500)
 @given(
     maps(),
     st.lists(changes(), max_size=12),

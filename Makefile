@@ -18,11 +18,12 @@ BENCHMARKS := $(filter-out __init__,$(basename $(notdir $(wildcard bench/*.py)))
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: build ## install, replay sample traces over a real store on this disk, explain; kill an index, find everything again
+demo: build ## install, replay sample traces over a real store on this disk, explain; kill an index, then a shard of a cluster
 	@rm -rf .demo
 	$(VENV)/bin/sarp replay --store-dir .demo $(SAMPLES)
 	@echo; echo "The four stores are in .demo:"; du -sh --apparent-size .demo/*
 	@echo; $(PY) examples/crash_demo.py
+	@echo; $(PY) examples/cluster_demo.py
 
 test: $(VENV)/.dev build ## run all tests
 	@$(PY) -m pytest

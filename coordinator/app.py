@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from coordinator.control_loop import ControlLoop
 from coordinator.instructions import RefusalReason, Refuse
+from coordinator.routers import Routers
 from coordinator.status import cluster_reply, facts, shard_metrics
 from coordinator.supervisor import Supervisor
 from sarp_cluster import limits
@@ -44,7 +45,9 @@ from sarp_cluster.wire.service import Handler
 logger: Final = logging.getLogger(__name__)
 
 RENEW_S: Final = limits.LEADER_LEASE_MS / 1000 / 4
-STOP_SHARD_S: Final = 20.0
+LEAD_S: Final = limits.LEADER_LEASE_MS / 1000 * 0.7
+"""For how long it leads on while the membership does not answer: shorter than its lease lasts there."""
+STOP_SHARD_S: Final = 10.0
 """What a supervised shard has to end in order, where the coordinator takes its shards with it."""
 REFUSALS: Final[dict[RefusalReason, tuple[type[SarpError], str]]] = {
     "identity_clash": (ExistsError, "shard: another directory has this name"),
@@ -66,14 +69,6 @@ class CoordinatorSettings:
     """Shards that it starts itself: from its own stream address to name -> command."""
     stop_shards: bool = False
     """The shards it started end with it."""
-
-
-class RouterSeen:
-    """A router that was heard."""
-
-    def __init__(self, report: control.RouterHeartbeat, now: float) -> None:
-        self.report = report
-        self.heard_at = now
 
 
 class CoordinatorService:
@@ -99,7 +94,7 @@ class CoordinatorService:
         self.term: ControlLoop | None = None
         self.timeline: Timeline | None = None
         self.supervisor: Supervisor | None = None
-        self.routers: dict[str, RouterSeen] = {}
+        self.routers = Routers()
         self.changes = 0
         self._handlers: dict[str, Handler] = {
             "shard_heartbeat": self.shard_heartbeat,
@@ -150,7 +145,7 @@ class CoordinatorService:
     def _heard(self, lease_ms: int) -> control.HeartbeatReply:
         term = self._leading()
         return control.HeartbeatReply(
-            lease_ms=lease_ms, epoch=term.view.epoch, number=term.view.number, nodes=term.nodes(), leading=True
+            lease_ms=lease_ms, epoch=term.view.epoch, number=term.view.number, nodes=term.nodes, leading=True
         )
 
     @staticmethod
@@ -171,24 +166,14 @@ class CoordinatorService:
         """A router is there."""
         if self.term is None:
             return self._not_leading()
-        now = asyncio.get_running_loop().time()
-        if request.router not in self.routers:
-            self._forget_routers(now)
+        if self.routers.heard(request, asyncio.get_running_loop().time()):
             self.term.note(request.router, "router_joined", request.http)
-        self.routers[request.router] = RouterSeen(request, now)
         return self._heard(0)
-
-    def _forget_routers(self, now: float) -> None:
-        for name, router in list(self.routers.items()):
-            if now - router.heard_at > limits.ROUTER_FORGOTTEN_MS / 1000:
-                del self.routers[name]
-        if len(self.routers) >= limits.ROUTERS_MAX:
-            raise TooLargeError(f"router: over the limit of {limits.ROUTERS_MAX}", field="router")
 
     async def fetch(self, _: Principal, request: control.FetchRequest) -> control.View:
         """What is newer than what a node has."""
         term = self._leading()
-        return view_replies.newer(term.view, request, term.nodes())
+        return view_replies.newer(term.view, request, term.nodes)
 
     async def change(self, _: Principal, request: control.ChangeRequest) -> control.ChangeReply:
         """A change without a key."""
@@ -209,16 +194,7 @@ class CoordinatorService:
     async def cluster_status(self, _: Principal, __: messages.Empty) -> messages.ClusterReply:
         """The cluster as this coordinator sees it."""
         now = asyncio.get_running_loop().time()
-        routers = [
-            messages.RouterStatus(
-                router=name,
-                http=seen.report.http,
-                epoch=seen.report.epoch,
-                seen_s=now - seen.heard_at,
-            )
-            for name, seen in sorted(self.routers.items())
-        ]
-        return cluster_reply(self._leading(), coordinator=self.node, routers=routers, now=now)
+        return cluster_reply(self._leading(), coordinator=self.node, routers=self.routers.status(now), now=now)
 
     async def slots(self, _: Principal, __: messages.Empty) -> messages.SlotsReply:
         """The slot map."""
@@ -274,7 +250,8 @@ class CoordinatorService:
         found = [("leads", "yes" if self.term is not None else "no"), ("ready", self.ready() or "yes")]
         if self.term is not None:
             found += facts(self.term, asyncio.get_running_loop().time())
-        found += [(f"router {name}", f"slot map {seen.report.epoch}") for name, seen in sorted(self.routers.items())]
+        for router in self.routers.status(asyncio.get_running_loop().time()):
+            found.append((f"router {router.router}", f"slot map {router.epoch} · heard {router.seen_s:.0f} s ago"))
         if self.timeline is not None:
             for event in reversed(self.timeline.after(max(0, self.timeline.last - 20), 20)):
                 when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(event.time))
@@ -330,8 +307,12 @@ class CoordinatorService:
         if self.supervisor is None:
             return
         if self._own.stop_shards:
-            stops = (self.supervisor.stop(name, STOP_SHARD_S) for name in self.supervisor.names)
-            await asyncio.gather(*stops)
+            names = sorted(self.supervisor.names)
+            ended = await asyncio.gather(*(self.supervisor.stop(name, STOP_SHARD_S) for name in names))
+            for name, well in zip(names, ended, strict=True):
+                if not well:
+                    logger.warning("shard %s does not end: killed", name)
+                    self.supervisor.kill(name)
         await self.supervisor.close()
 
     async def _lead_for_ever(self, membership: Membership) -> None:
@@ -348,20 +329,29 @@ class CoordinatorService:
                 await until(ended, self.term.run(), self._keep_leading(membership, ended))
             finally:
                 self.term = None
-            logger.warning("another coordinator leads now")
+            logger.warning("this coordinator leads no more")
 
     async def _keep_leading(self, membership: Membership, ended: asyncio.Event) -> None:
-        while await self._renewed(membership):
+        loop = asyncio.get_running_loop()
+        since = loop.time()
+        while True:
+            asked_at = loop.time()
+            renewed = await self._renewed(membership)
+            if renewed:
+                since = asked_at
+            elif renewed is False or loop.time() - since >= LEAD_S:
+                break
             await asyncio.sleep(RENEW_S)
         ended.set()
-        await asyncio.get_running_loop().create_future()
+        await loop.create_future()
 
-    async def _renewed(self, membership: Membership) -> bool:
+    async def _renewed(self, membership: Membership) -> bool | None:
+        """Do we lead? None: nobody says."""
         try:
             return await membership.lead(self.node)
         except MembershipError as error:
             logger.warning("whether we lead is not known: %s", error)
-            return False
+            return None
 
     def _term(self, membership: Membership, records: Records) -> ControlLoop:
         if self.timeline is None:

@@ -33,7 +33,7 @@ from coordinator.shard_lines import ShardLines
 from coordinator.state_machine import StateMachine
 from coordinator.supervisor import Supervisor
 from sarp_cluster import limits
-from sarp_cluster.cluster.membership import Membership, Records
+from sarp_cluster.cluster.membership import Membership, Records, ShardRecord
 from sarp_cluster.cluster.registry import Registry
 from sarp_cluster.cluster.slot_map import NONCE_BYTES, SlotMap
 from sarp_cluster.cluster.view import Address, ClusterView
@@ -45,11 +45,12 @@ logger: Final = logging.getLogger(__name__)
 
 TICK_S: Final = 0.1
 RETRY_S: Final = 0.02
+PAUSE_S: Final = 1.0
 CALL_TIMEOUT_S: Final = limits.CHANGE_TIMEOUT_MS / 1000
-WAITED_FOR: Final = ("serving", "draining", "suspect")
-"""States of shards that may be answering matches: a change without a key is made when they have it. One that is down is
-waited for while its lease may last, unless its process is known to have ended: it may be answering whom we do not see.
-After that routers see to it (shard.ownership)."""
+WAITED_FOR: Final = ("recovering", "serving", "draining", "suspect")
+"""States of shards that may be answering matches, or may begin to before they are heard again: a change without a key
+is made when they have it. One that is down is waited for while its lease may last, unless its process is known to have
+ended: it may be answering whom we do not see. After that routers see to it (shard.ownership)."""
 
 
 class ControlLoop:
@@ -86,7 +87,11 @@ class ControlLoop:
         self.changes = KeylessChanges(self.view.registry, membership, self._spread, self.machine.changed)
         self._lines = ShardLines(hello, self._probed)
         self._jobs: dict[tuple[str, str], asyncio.Task[None]] = {}  # by kind and shard
-        self._records: asyncio.Queue[KeepRecord] = asyncio.Queue()  # one for each start of a shard
+        self._records: dict[str, ShardRecord] = {}
+        """Of shards, to be kept."""
+        self._record_due = asyncio.Event()
+        self.nodes: list[control.NodeAddress] = []
+        """Where the shards are."""
         self._progress = asyncio.Event()
         """A shard has more than before, or another state."""
         self._failed: asyncio.Future[None] = self._loop.create_future()
@@ -126,11 +131,12 @@ class ControlLoop:
     # --- instructions -------------------------------------------------------------------------------------------------
 
     def _act(self, instructions: Iterable[Instruction]) -> None:
+        changed = False
         for one in instructions:
             self._execute(one)
-        for shard in self.machine.shards.values():
-            if shard.store:
-                self.view.addresses[shard.name] = Address(shard.http, shard.stream, shard.incarnation, shard.state)
+            changed = changed or isinstance(one, Note | KeepRecord)  # no state and no place changes without
+        if changed:
+            self._look_where_shards_are()
         self._progress.set()
 
     def _execute(self, one: Instruction) -> None:
@@ -138,7 +144,8 @@ class ControlLoop:
             case GrantLease() | Refuse():
                 pass  # the answer to a heartbeat, which is being made
             case KeepRecord(record):
-                self._records.put_nowait(one)
+                self._records[record.shard] = record
+                self._record_due.set()
                 self._lines.know(self.machine.shards.values())
                 self._lines.moved(record.shard)
             case Install(shard):
@@ -210,7 +217,7 @@ class ControlLoop:
                     number=registry.number,
                     above=shard.number,
                     entries=registry.entries(shard.number),
-                    nodes=self.nodes(),
+                    nodes=self.nodes,
                 ),
                 control.InstallReply,
             )
@@ -263,9 +270,11 @@ class ControlLoop:
     async def _drain(self, name: str) -> None:
         if self._supervisor is not None and name in self._supervisor.names:
             await self._supervisor.hold(name)
-        await self._call(
-            name, "drain_shard", control.ShardCommand(shard=name), messages.Done, limits.SNAPSHOT_TIMEOUT_MS / 1000
-        )
+        try:
+            command = control.ShardCommand(shard=name)
+            await self._call(name, "drain_shard", command, messages.Done, limits.SNAPSHOT_TIMEOUT_MS / 1000)
+        except (SarpError, TimeoutError) as error:
+            self.note(name, "drain_unanswered", str(error) or "no answer in time")
 
     # --- changes without a key ----------------------------------------------------------------------------------------
 
@@ -281,8 +290,7 @@ class ControlLoop:
             return sorted(
                 shard.name
                 for shard in self.machine.shards.values()
-                if (shard.state in WAITED_FOR or self.machine.may_answer(shard.name))
-                and shard.epoch
+                if ((shard.state in WAITED_FOR and shard.epoch) or self.machine.may_answer(shard.name))
                 and shard.number < number
             )
 
@@ -303,9 +311,12 @@ class ControlLoop:
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
-    def nodes(self) -> list[control.NodeAddress]:
-        """Where the shards are."""
-        return [
+    def _look_where_shards_are(self) -> None:
+        joined = [shard for shard in self.machine.shards.values() if shard.store]
+        self.view.addresses = {
+            shard.name: Address(shard.http, shard.stream, shard.incarnation, shard.state) for shard in joined
+        }
+        self.nodes = [
             control.NodeAddress(
                 shard=shard.name,
                 incarnation=shard.incarnation,
@@ -313,8 +324,7 @@ class ControlLoop:
                 stream=shard.stream,
                 state=shard.state,
             )
-            for shard in self.machine.shards.values()
-            if shard.store
+            for shard in joined
         ]
 
     def note(self, node: str, kind: str, text: str) -> None:
@@ -327,6 +337,7 @@ class ControlLoop:
     async def run(self) -> None:
         """Do it all, until something fails that only a restart mends."""
         self._lines.know(self.machine.shards.values())
+        self._look_where_shards_are()
         if self._supervisor is not None:
             for name in self._supervisor.names:
                 if self._supervisor.pid(name) is None:
@@ -357,11 +368,17 @@ class ControlLoop:
 
     async def _keep_records(self) -> None:
         while True:
-            one = await self._records.get()
-            try:
-                await self._membership.put_shard(one.record)
-            except StorePoisonedError:
-                raise
-            except SarpError as error:
-                # It is asked for again when the shard restarts. Until then a successor knows less, and learns it.
-                logger.warning("the record of %s is not kept: %s", one.record.shard, error)
+            await self._record_due.wait()
+            self._record_due.clear()
+            for name, record in list(self._records.items()):
+                try:
+                    await self._membership.put_shard(record)
+                except StorePoisonedError:
+                    raise
+                except SarpError as error:
+                    logger.warning("the record of %s is not kept: %s", name, error)
+                    self._record_due.set()
+                    await asyncio.sleep(PAUSE_S)
+                else:
+                    if self._records[name] is record:
+                        del self._records[name]

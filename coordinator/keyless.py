@@ -166,8 +166,9 @@ def _register(draft: _Draft, change: NewWorker) -> Entry:
 def _clear(draft: _Draft, change: ClearWorker) -> Entry:
     known = _known(draft, change.worker)
     generation = _next(known) if change.generation is None else change.generation
+    if change.generation is not None and generation == known.generation:
+        return known  # a repetition: the first may not have been answered. Who lost count names no generation
     if generation <= known.generation:
-        # Not even the same again: whoever restarted and lost count would take for gone what is answered still.
         raise StaleGenerationError(
             f"generation: {_called(change.worker)} is in generation {known.generation} already, {generation} is not "
             "above it",

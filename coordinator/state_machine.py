@@ -290,10 +290,12 @@ class StateMachine:
         return out
 
     def may_answer(self, name: str) -> bool:
-        """May a shard that is down be there all the same, and answer? While its lease may last, and its process is not
-        known to have ended, nobody can say."""
+        """May a shard that is down, or that we have not heard since we lead, be there all the same, and answer?
+
+        While its lease may last, and its process is not known to have ended, nobody can say.
+        """
         shard = self.shards[name]
-        return shard.state == "down" and shard.holder is not None
+        return shard.holder is not None and (shard.state == "down" or shard.heard_at is None)
 
     def tick(self, now: float) -> list[Instruction]:
         """Time has passed."""

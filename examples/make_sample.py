@@ -18,12 +18,13 @@ from sarp_cluster.replay.traces import unpack
 
 MINT_SESSIONS = 2_000
 SHAREGPT_SESSIONS = 700
+SERVICE_CHAT_SESSIONS = 1_000
 CODING_AGENT_SESSIONS = 160
 MOONCAKE_REQUESTS = 4_000
 
 
 def main() -> None:
-    """Write the four sample files."""
+    """Write the four sample files, and the one of the chaos tests."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("source", type=Path, help="directory of the full traces")
     parser.add_argument("target", type=Path, nargs="?", default=Path(__file__).parent / "sample")
@@ -34,6 +35,10 @@ def main() -> None:
         path = source / f"{name}.ktrc.zst"
         packed = ktrc(first_sessions(parse_ktrc(unpack(path), path), count))
         (target / path.name).write_bytes(packed)
+    # By itself, since its licence is another one.
+    path = source / "service_chat.ktrc.zst"
+    packed = ktrc(first_sessions(parse_ktrc(unpack(path), path), SERVICE_CHAT_SESSIONS))
+    (Path(__file__).parents[1] / "tests" / "chaos" / "traces" / path.name).write_bytes(packed)
     path = source / "coding_agent_blocks.jsonl.gz"
     lines = unpack(path).splitlines(keepends=True)
     # Sessions are numbered in file order, so the first ones end where the next number begins.

@@ -168,12 +168,13 @@ class RouterService:
     ) -> None:
         view = self.view
         slot_map = view.newer_map(None if packed is None else SlotMap.unpacked(packed))
-        news = view.registry.apply(entries, number)
+        before = view.number
+        view.registry.apply(entries, number)
         view.cluster = view.cluster or cluster
         if slot_map is not None:
             view.slot_map = slot_map
             self.links.changed()
-        if slot_map is not None or news:
+        if slot_map is not None or view.number > before:
             await self._save()
 
     async def _save(self) -> None:
@@ -188,12 +189,19 @@ class RouterService:
             ]
             await save_view(self._view_file, ViewContent.of(view.cluster, view.slot_map, view.registry, places))
 
-    def _entered(self, entry: Entry) -> None:
-        """The coordinator has changed something for us: others may have changed more, so the number stays."""
+    async def _entered(self, entry: Entry) -> None:
+        """The coordinator has changed something for us, and we keep it before the caller is told: the next process here
+        has to know it, with or without a coordinator.
+
+        Others may have changed more meanwhile. Then the number stays, and what lies between is fetched at once.
+        """
         number = self.view.registry.number
         self.view.registry.apply([entry])
         if entry.number > number + 1:
             self.view.registry.number = number
+            self.line.hurry()
+        else:
+            await self._save()
 
     async def _refresh(self) -> None:
         """Fetch what is newer from whoever has it; all that wait share one try."""

@@ -217,7 +217,7 @@ STREAM_IDLE_TIMEOUT_MS: Final = 300_000
 CONNECT_TIMEOUT_MS: Final = 1_000
 """A connection to another node that is not made by then has failed."""
 
-RECONNECT_MS_MAX: Final = 500
+RECONNECT_MS_MAX: Final = 200
 """Longest pause before a lost connection to another node is tried again."""
 
 WORKERS_LISTED_MAX: Final = 65_536

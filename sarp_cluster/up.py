@@ -165,7 +165,7 @@ class LocalCluster:
     async def run(self) -> None:
         """Start everything, and again what ends, until cancelled; then end it in order."""
         await asyncio.to_thread(self.prepare)
-        commands = self._commands()
+        commands = await asyncio.to_thread(self._commands)
         keepers = [asyncio.create_task(self._keep(name, command)) for name, command in commands.items()]
         try:
             await asyncio.gather(*keepers)
@@ -238,10 +238,14 @@ async def _why_not_ready(session: aiohttp.ClientSession, url: str) -> str:
 async def running(cluster: LocalCluster, *, ready_s: float = READY_S) -> AsyncIterator[LocalCluster]:
     """A cluster that is ready, for as long as the block lasts."""
     keeping = asyncio.create_task(cluster.run())
+    ready = asyncio.create_task(cluster.wait_ready(ready_s))
     try:
-        await cluster.wait_ready(ready_s)
-        yield cluster
+        await asyncio.wait({keeping, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            ready.result()
+            yield cluster
     finally:
+        ready.cancel()
         keeping.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await keeping

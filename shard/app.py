@@ -77,7 +77,7 @@ class ShardService:
 
     # --- what is asked ------------------------------------------------------------------------------------------------
 
-    def _entered(self, entry: Entry) -> None:
+    async def _entered(self, entry: Entry) -> None:
         """The coordinator has changed something for us; it reaches us as every other shard."""
 
     def _silent(self, worker: Worker) -> bool:

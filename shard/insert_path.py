@@ -197,13 +197,13 @@ def _put(state: IndexState, insertion: Insertion) -> None:
     try:
         if len(insertion.writes):
             state.store.put(insertion.writes)
-            if lost:
-                state.store.put_lost(*lost)
     except BaseException:
         insertion.abort()
         raise
     insertion.commit()
     state.healed += insertion.healed
+    if lost:
+        state.store.put_lost(*lost)
 
 
 def _apply(state: IndexState, insertion: Insertion, worker: Worker, generation: int, seq: int | None) -> None:

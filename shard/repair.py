@@ -50,6 +50,7 @@ async def _repair(state: IndexState, slot: int) -> bool:
             state.store.put_removal(row)
             drop(state.table, row["slot"])
             state.healed += 1
+            state.store.put_lost(row["image"], row["delta"])
             continue
         found = await _dependents(state, row)
         if found is None:
@@ -111,8 +112,8 @@ async def _cut(state: IndexState, row: dict[str, int], found: Dependents) -> boo
     if sound and state.table.describe(row["slot"]) == row and _is_still(state.table.describe(found.copy), copy):
         plan_cut(state.table, writes, row["slot"], search.batch, found.fork)
         state.store.put(writes)
-        state.store.put_lost(row["image"], row["delta"])
         commit_cut(state.table, state.points, writes)
         state.healed += 1
+        state.store.put_lost(row["image"], row["delta"])
     state.idle_insertions.append(insertion)
     return sound

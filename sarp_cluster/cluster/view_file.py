@@ -39,12 +39,12 @@ class ViewContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @classmethod
     def of(cls, cluster: str, slot_map: SlotMap | None, registry: Registry, nodes: list[ShardPlace]) -> ViewContent:
-        """What a node has in memory."""
+        """What a node has in memory, but for entries above its number: there may be others between, which it lacks."""
         return cls(
             cluster=cluster,
             slot_map=None if slot_map is None else slot_map.packed(),
             number=registry.number,
-            entries=registry.entries(),
+            entries=[entry for entry in registry.entries() if entry.number <= registry.number],
             nodes=nodes,
         )
 

@@ -96,7 +96,8 @@ class LogStore:
         self._removals: dict[int, asyncio.Task[None]] = {}
         self._closed = False
         self._told = False
-        self._failure: OSError | None = None
+        self.failure: OSError | None = None
+        """What poisoned the store: nothing is acknowledged any more."""
         self._full: OSError | None = None
         self._sealed: Sealed | None = None
         self._sealed_lsn = 0
@@ -183,7 +184,6 @@ class LogStore:
         """Record that a segment, which had this row and cannot be read, is gone."""
         self._put_record(RecordType.REMOVAL, row["slot"], pack_removal(row), True)
         self._tail.files.note_gone(row["slot"], row["image"], row["delta"])
-        self.put_lost(row["image"], row["delta"])
 
     def put_lost(self, *places: int) -> None:
         """Record that what stands at these places need not be read: a damaged segment is gone, or was written anew."""
@@ -212,11 +212,11 @@ class LogStore:
             raise StoreFullError(f"{self._directory}: nearly no space left; inserts go on once there is more")
 
     def _check_failure(self) -> None:
-        if self._failure is not None:
+        if self.failure is not None:
             self._told = True
             raise StorePoisonedError(
-                f"the log could not be written: {self._failure}; end this process and recover from the disk"
-            ) from self._failure
+                f"the log could not be written: {self.failure}; end this process and recover from the disk"
+            ) from self.failure
 
     def note_dead(self, places: memoryview[int]) -> None:
         """Places of records that no segment points to any more, found while rows of a snapshot were loaded."""
@@ -228,13 +228,8 @@ class LogStore:
 
     def poison(self, error: OSError) -> None:
         """The disk has failed elsewhere in this store: nothing is acknowledged any more."""
-        if self._failure is None:
-            self._failure = error
-
-    @property
-    def failure(self) -> OSError | None:
-        """What poisoned the store: nothing is acknowledged any more."""
-        return self._failure
+        if self.failure is None:
+            self.failure = error
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -284,7 +279,7 @@ class LogStore:
 
     def _write_soon(self) -> None:
         self._timer = None
-        if self._failure is None:
+        if self.failure is None:
             _ = self._start_write(sync=self._tail.lsn > self._durable_lsn and self._sync_due())
 
     def _sync_due(self) -> bool:
@@ -332,7 +327,7 @@ class LogStore:
             self._retry_when_full()
             raise StoreFullError(f"{self._directory}: {error.strerror}") from error
         except OSError as error:
-            self._failure = error  # never tried again: the kernel may have dropped what it could not write
+            self.failure = error  # never tried again: the kernel may have dropped what it could not write
             raise StorePoisonedError(f"the log could not be written: {error}") from error
         for number, descriptor in opened.items():
             self._tail.set_descriptor(number, descriptor)
@@ -444,7 +439,7 @@ class LogStore:
         try:
             await self._loop.run_in_executor(None, self.space.delete, number)
         except OSError as error:
-            self._failure = error  # nobody knows what the directory holds now
+            self.failure = error  # nobody knows what the directory holds now
             raise StorePoisonedError(f"{self._directory}: a log file could not be deleted: {error}") from error
         del self._removals[number]
         await self._close_files(self.space.removed(number))

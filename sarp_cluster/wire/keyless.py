@@ -36,7 +36,7 @@ class Keyless:
         view: ClusterView,
         secret: bytes,
         coordinator: Peer,
-        enter: Callable[[Entry], None],
+        enter: Callable[[Entry], Awaitable[None]],
         *,
         silent: Callable[[Worker], bool] = lambda _: False,
         refresh: Callable[[], Awaitable[None]] | None = None,
@@ -217,6 +217,7 @@ class Keyless:
 
     async def _change(self, change: control.KeylessChange) -> Entry:
         """Have a change numbered and spread; returns once every serving shard has it durably."""
+        sent = self._coordinator.connected
         try:
             reply = await self._coordinator.call(
                 "change", control.ChangeRequest(change=change), control.ChangeReply, CALL_TIMEOUT_S
@@ -224,8 +225,10 @@ class Keyless:
         except TimeoutError:
             raise OutcomeError("the coordinator did not answer in time; ask again", outcome="unknown") from None
         except ConnectionLostError as error:
+            if sent:  # it may have been made all the same
+                raise OutcomeError(f"{error}; ask again", outcome="unknown", code=UnavailableError.code) from error
             raise UnavailableError(f"no coordinator: {error}") from error
-        self._enter(reply.entry)
+        await self._enter(reply.entry)
         return reply.entry
 
 

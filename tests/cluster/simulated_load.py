@@ -149,11 +149,7 @@ class Load:
                 every = list(held.gone_since)
                 held.begin_remove(every)
                 clear = messages.ClearRequest(worker=worker, generation=generation)
-                try:
-                    await self.persist("clear_worker", lambda clear=clear: clear, messages.WorkerReply)  # type: ignore[misc]
-                except RemoteError as error:
-                    if error.code != "stale_generation" and "generation" not in str(error):
-                        raise  # an attempt that was not answered was made: it is in that generation already
+                await self.persist("clear_worker", lambda clear=clear: clear, messages.WorkerReply)  # type: ignore[misc]
                 held.removed(every, self._loop.time())
                 seq = 0
             elif what < 0.25:

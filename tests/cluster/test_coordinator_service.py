@@ -190,6 +190,7 @@ async def test_one_that_does_not_lead_says_so_and_takes_up_what_there_is_when_it
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("coordinator.app.RENEW_S", 0.005)
+    monkeypatch.setattr("coordinator.app.LEAD_S", 0.05)
     elected = await Elected.open(Memory())
     assert isinstance(elected, Elected)
 
@@ -240,3 +241,46 @@ async def test_a_broken_disk_ends_the_process(tmp_path: Path) -> None:
         assert refused.value.code in ("poisoned", "internal")
         assert one.running is not None
         assert await one.running == EXIT_POISONED
+
+
+async def test_it_leads_on_while_nobody_says_who_does_and_its_lease_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.app.RENEW_S", 0.001)
+    asked: list[bool | None] = []
+
+    class Silent(Elected):
+        async def lead(self, coordinator: str) -> bool:
+            asked.append(self.leads)
+            return await super().lead(coordinator)
+
+    elected = await Silent.open(Memory())
+    assert isinstance(elected, Silent)
+
+    async def opened() -> Silent:
+        return elected
+
+    async with fake_cluster(tmp_path, membership=opened) as one:
+        await one.settle()
+        term = one.term
+        elected.leads = None
+        await one.until(lambda: asked.count(None) > 5)
+        elected.leads = True
+        await one.until(lambda: asked[-1])
+        assert one.service.term is term
+
+
+async def test_a_shard_that_is_recovering_is_waited_for(tmp_path: Path) -> None:
+    """It may begin to serve before it is heard again."""
+    async with fake_cluster(tmp_path) as one:
+        await one.settle()
+        shard = one.shards[1]
+        shard.state = "recovering"
+        await shard.beat()
+        shard.takes.clear()
+        asking = asyncio.create_task(change(one.shards[0]))
+        await one.until(lambda: one.shards[0].view.number == 1)
+        assert not asking.done()
+        shard.takes.set()
+        await asking
+        assert shard.view.number == 1

@@ -109,6 +109,7 @@ async def _write_log(directory: Path) -> None:
     store.put(make_batch([HELD | {"write": DELTA, "delta": 8}]))
     store.put_reclaimed(7)
     store.put_removal(GONE)
+    store.put_lost(GONE["image"], GONE["delta"])
     routing = struct.pack("<IiiI", len(POSTINGS), 0, 0, 0) + b"".join(struct.pack("<QQQI", *one) for one in POSTINGS)
     journal = [routing]
     store.journal = lambda: [journal.pop()] if journal else []

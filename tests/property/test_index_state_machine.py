@@ -226,7 +226,7 @@ class IndexMachine(RuleBasedStateMachine):
         self._open(with_namespaces=False)
         self._run(_load(self.index, lines))
         self.namespaces = [self.index.create_namespace(spec) for spec in NAMESPACES]
-        assert self._run(_dumped(self.index)) == lines
+        self._check_dumped_again(lines)
         self.match_everything()
 
     # What is asked.
@@ -256,6 +256,9 @@ class IndexMachine(RuleBasedStateMachine):
         assert self.index.statistics().blocks == self.reference.block_count()
 
     # How it is done.
+
+    def _check_dumped_again(self, lines: list[bytes]) -> None:
+        assert self._run(_dumped(self.index)) == lines
 
     def _open(self, *, with_namespaces: bool = True) -> None:
         self._index = None

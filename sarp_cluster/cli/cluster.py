@@ -129,7 +129,10 @@ def status_table(cluster: messages.ClusterReply) -> str:
 def event_line(event: Event) -> str:
     """One event as text."""
     when = datetime.fromtimestamp(event.time, UTC)
-    return f"{event.number:>6}  {when:%Y-%m-%d %H:%M:%S}.{when.microsecond // 1000:03}  {event.node:<16} {event.text}"
+    return (
+        f"{event.number:>6}  {when:%Y-%m-%d %H:%M:%S}.{when.microsecond // 1000:03}  {event.node:<16} "
+        f"{event.kind}: {event.text}"
+    )
 
 
 async def events_command(arguments: argparse.Namespace, client: AsyncClient) -> None:

@@ -217,6 +217,14 @@ MESSAGES: Final[dict[str, Any]] = {
     "change-reply": control.ChangeReply(entry=TenantEntry(4, "Zürich", 1)),
 }
 FRAMES: Final[dict[str, tuple[int, str | bool, msgspec.Struct]]] = {
+    "frame-least": (1, "match", messages.MatchRequest(namespace="n", block_ids=IDS[:16])),
+    "frame-least-reply": (
+        1,
+        True,
+        messages.MatchReply(
+            matched_blocks=0, matched_tokens=0, workers=[], truncated=False, complete=True, degraded=[], epoch=5
+        ),
+    ),
     "frame-request": (7, "match", MATCH),
     "frame-reply": (7, True, MATCHED),
     "frame-error": (2**32 - 1, False, ERROR),

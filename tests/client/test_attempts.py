@@ -188,16 +188,13 @@ def test_every_code_is_the_callers_fault_or_worth_another_try() -> None:
 
 
 def test_addresses_are_read() -> None:
-    assert parse_addresses(" http://a:1, sarp://[::1]:2,https://c:3 ,") == [
-        Address("http", "a", 1),
-        Address("sarp", "::1", 2),
-        Address("https", "c", 3),
-    ]
+    assert parse_addresses(" http://a:1, sarp://[::1]:2 ,") == [Address("http", "a", 1), Address("sarp", "::1", 2)]
+    assert parse_addresses("https://c:3,sarps://d:4") == [Address("https", "c", 3), Address("sarps", "d", 4)]
     assert str(parse_addresses("sarp://[::1]:2")[0]) == "sarp://[::1]:2"
 
 
 NO_ADDRESSES = """, 127.0.0.1:7100 ftp://a:1 http://a http://a:x http://a:99999 http://:1 http://u:p@a:1 http://a:1/path
-http://a:1?q http://a:1#f sarp:// http://[::1:2"""
+http://a:1?q http://a:1#f sarp:// http://[::1:2 http://a:1,https://b:2"""
 
 
 @pytest.mark.parametrize("text", ["", *NO_ADDRESSES.split()])

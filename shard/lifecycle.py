@@ -106,8 +106,9 @@ class Lifecycle:
         self.recovery_s = loop.time() - begun
         self.liveness = Liveness(self.index.state.workers)
         self.index.state.live_mask = self.liveness.mask
-        # What is in the view was made durable in the index before; a crash in between may have left it out of there.
-        await self._enter_durably(self.view.registry.entries())
+        # What is in the view may not be in the index: a crash came in between, or it was heard of while this opened.
+        async with self._taking:
+            await self._enter_durably(self.view.registry.entries())
         self._opened = True
         self.why = "recovering: waiting for the coordinator, to learn what has changed meanwhile"
         logger.info("opened in %.3f s", self.recovery_s)

@@ -37,6 +37,8 @@ class Direct:
         self._routers = routers
         self._credentials = credentials
         self._slot_map: SlotMap | None = None
+        self._number = 0
+        """Of the last change without a key that is known here: a shard that knows less must not answer yet."""
         self._shards: dict[str, tuple[tuple[str, int], StreamTransport]] = {}
         self._namespaces: dict[str, Namespace] = {}
         self._refreshing: asyncio.Task[None] | None = None
@@ -99,6 +101,7 @@ class Direct:
         # A router that is behind must not take us back.
         if self._slot_map is None or fetched.epoch >= self._slot_map.epoch:
             self._slot_map = fetched
+        self._number = max(self._number, slots.number)
         self._namespaces |= {one.namespace: Namespace(one) for one in listed.namespaces}
         for shard, places in slots.addresses.items():
             place = split_address(places.get("stream", ""))
@@ -158,6 +161,7 @@ class Direct:
         if left_s <= 0:
             return "deadline"
         sent = planning.match_request(request, piece, slot_map.epoch, max(1, int(left_s * SLICE * 1000)), alone)
+        sent.number = self._number
         try:
             return await self._shard(piece.stretch.shard).ask(OPERATIONS["match"], sent, left_s)
         except DeadlineError:
@@ -189,6 +193,8 @@ class Direct:
             pieces = planning.plan_change(
                 request, sequence(request, namespace.spec), key, self._map(), max(1, int(left_s * SLICE * 1000))
             )
+            for piece in pieces:
+                piece.request.number = self._number
             results = await asyncio.gather(*(self._do(piece.shard, name, piece.request, left_s) for piece in pieces))
             errors = [result for result in results if isinstance(result, messages.ErrorBody)]
             if not errors:
@@ -234,9 +240,13 @@ class Direct:
             if len(pieces) > 1:
                 return None
             sent = planning.match_request(item, pieces[0], slot_map.epoch, item.deadline_ms, True)
+            sent.number = self._number
             return pieces[0].stretch.shard, sent
         changes = planning.plan_change(item, block_ids, key, slot_map, item.deadline_ms)
-        return (changes[0].shard, changes[0].request) if len(changes) == 1 else None
+        if len(changes) > 1:
+            return None
+        changes[0].request.number = self._number
+        return changes[0].shard, changes[0].request
 
     async def _send(
         self, shard: str, batch: Sequence[tuple[int, messages.BatchItem]], ends: float

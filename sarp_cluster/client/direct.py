@@ -29,6 +29,9 @@ from sarp_cluster.wire.operations import OPERATIONS
 ATTEMPTS: Final = 2
 """Plans a request gets. The second is no retry: the shard refused the first before it did anything."""
 
+LOOK_AGAIN_S: Final = 1.0
+"""While a shard does not answer, its address is asked for so often at most."""
+
 
 class Direct:
     """The shards. Matches, inserts, removals and batches go to them, everything else to the routers."""
@@ -42,6 +45,7 @@ class Direct:
         self._shards: dict[str, tuple[tuple[str, int], StreamTransport]] = {}
         self._namespaces: dict[str, Namespace] = {}
         self._refreshing: asyncio.Task[None] | None = None
+        self._fetched_at = float("-inf")
 
     async def close(self) -> None:
         """Let go of all connections."""
@@ -76,6 +80,13 @@ class Direct:
             raise DeadlineError("the slot map was not there in time")
         self._refreshing.result()
 
+    def _look_again(self) -> None:
+        """A shard does not answer: it may have another address by now. Nobody waits for that."""
+        idle = self._refreshing is None or self._refreshing.done()
+        if idle and asyncio.get_running_loop().time() - self._fetched_at > LOOK_AGAIN_S:
+            self._refreshing = asyncio.get_running_loop().create_task(self._fetch())
+            self._refreshing.add_done_callback(_forget)
+
     async def _refreshed(self, ends: float) -> bool:
         """The same, where what the shards said tells more than why it failed."""
         try:
@@ -85,6 +96,7 @@ class Direct:
         return True
 
     async def _fetch(self) -> None:
+        self._fetched_at = asyncio.get_running_loop().time()
         deadline_ms = limits.CONTROL_DEADLINE_MS
         slots: messages.SlotsReply = await self._routers.ask("slots", messages.Empty(), deadline_ms)
         listed: messages.NamespaceList = await self._routers.ask("list_namespaces", messages.Empty(), deadline_ms)
@@ -167,6 +179,7 @@ class Direct:
         except DeadlineError:
             return "shard_slow"
         except UnreachableError:
+            self._look_again()
             return "shard_down"
         except CallError as error:
             return "wrong_shard" if error.code == "wrong_shard" else _reason(error)
@@ -214,6 +227,8 @@ class Direct:
         try:
             return await self._shard(shard).ask(OPERATIONS[name], request, left_s)
         except CallError as error:
+            if isinstance(error, UnreachableError):
+                self._look_again()
             return error.body
 
     # --- batches ------------------------------------------------------------------------------------------------------
@@ -266,6 +281,12 @@ class Direct:
         if len(results) < len(batch):
             await self._refreshed(ends)
         return results
+
+
+def _forget(task: asyncio.Task[None]) -> None:
+    """Whoever waits for it gets its error; often nobody does."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _reason(error: CallError) -> messages.Reason:

@@ -59,10 +59,11 @@ class UnreachableError(CallError):
 
 
 class DeadlineError(CallError):
-    """The time was over before the answer was there."""
+    """The time was over before the answer was there. `sent`: the request may have reached a node."""
 
-    def __init__(self, message: str, *, change: bool = False) -> None:
-        super().__init__(ErrorBody(code="timeout", message=message, outcome="unknown" if change else None))
+    def __init__(self, message: str, *, sent: bool = True, change: bool = False) -> None:
+        outcome: Outcome = "unknown" if sent else "not_applied"
+        super().__init__(ErrorBody(code="timeout", message=message, outcome=outcome if change else None))
 
 
 def error_of(body: ErrorBody) -> CallError:

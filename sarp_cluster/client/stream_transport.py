@@ -66,7 +66,8 @@ class StreamTransport:
             async with asyncio.timeout(timeout_s):
                 await self._peer.tried.wait()
         except TimeoutError:
-            pass
+            text = f"{self.address}: no connection in time"
+            raise DeadlineError(text, sent=False, change=operation.change) from None
         if not self._peer.connected:
             refusal = self._peer.refusal
             if refusal is not None:

@@ -188,6 +188,8 @@ class InsertReply(Reply, kw_only=True):
 class RemoveReply(Reply, kw_only=True):
     """The change is in the index."""
 
+    applied: bool = True
+    """False: its seq says that it was before."""
     segments_changed: int
     durable: bool
     epoch: int

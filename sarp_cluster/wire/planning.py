@@ -273,6 +273,7 @@ def join_inserts(replies: Sequence[messages.InsertReply]) -> messages.InsertRepl
 def join_removes(replies: Sequence[messages.RemoveReply]) -> messages.RemoveReply:
     """The same for a removal."""
     return messages.RemoveReply(
+        applied=any(reply.applied for reply in replies),
         segments_changed=sum(reply.segments_changed for reply in replies),
         durable=all(reply.durable for reply in replies),
         epoch=max(reply.epoch for reply in replies),

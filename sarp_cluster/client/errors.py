@@ -15,6 +15,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Final
 
+from sarp_cluster.errors import TooLargeError
 from sarp_cluster.wire.faults import RemoteError, status_of
 from sarp_cluster.wire.messages import ErrorBody, Outcome
 
@@ -64,6 +65,13 @@ class DeadlineError(CallError):
     def __init__(self, message: str, *, sent: bool = True, change: bool = False) -> None:
         outcome: Outcome = "unknown" if sent else "not_applied"
         super().__init__(ErrorBody(code="timeout", message=message, outcome=outcome if change else None))
+
+
+def unsendable(error: Exception, *, change: bool) -> RefusedError:
+    """Of a message that cannot be sent at all: over the limit, or with an integer over 64 bits."""
+    code = "too_large" if isinstance(error, TooLargeError) else "bad_request"
+    outcome: Outcome | None = "not_applied" if change else None
+    return RefusedError(ErrorBody(code=code, message=str(error), field="body", outcome=outcome))
 
 
 def error_of(body: ErrorBody) -> CallError:

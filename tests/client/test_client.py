@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sarp_cluster import limits
 from sarp_cluster.client import (
     AsyncClient,
     Client,
@@ -22,9 +23,11 @@ from sarp_cluster.client import (
     match_request,
     remove_request,
 )
+from sarp_cluster.client.requests import pack_block_ids, pack_tokens
 from sarp_cluster.cluster.placement import placement_key
 from sarp_cluster.core.block_id import NamespaceKey
 from sarp_cluster.core.namespace import derive_namespace_key
+from sarp_cluster.errors import BadRequestError
 from sarp_cluster.types import HashProfile, NamespaceSpec, Worker
 from sarp_cluster.wire import messages
 from tests.local_cluster import SECRET, LocalCluster, credential, local_cluster, token_of, until
@@ -357,3 +360,42 @@ async def test_a_node_that_does_not_answer_costs_no_more_than_the_deadline(schem
         assert loop.time() - began < 5
     server.close()
     await server.wait_closed()
+
+
+@pytest.mark.parametrize("way", ["http", "sarp"])
+async def test_a_request_may_be_as_long_as_the_limits_say(tmp_path: Path, way: str) -> None:
+    async with local_cluster(tmp_path) as cluster, client_of(cluster, way) as client:
+        namespace = await client.namespace("m", hash_profile="opaque")
+        longest = np.arange(1, limits.REQUEST_BLOCKS_MAX + 1)
+        assert (await client.match(namespace, block_ids=longest, deadline_ms=PATIENT_MS)).complete
+        with pytest.raises(RefusedError) as caught:
+            await client.match(namespace, block_ids=np.append(longest, 0), deadline_ms=PATIENT_MS)
+        assert (caught.value.code, caught.value.field) == ("too_large", "block_ids")
+        over = [match_request(namespace, block_ids=longest)] * (limits.BATCH_BYTES_MAX // longest.nbytes + 1)
+        with pytest.raises(RefusedError) as caught:
+            await client.batch(over, deadline_ms=PATIENT_MS)
+        assert caught.value.code == "too_large"
+        with pytest.raises(RefusedError) as caught:
+            await client.insert(namespace, worker="w", block_ids=[1], handle=2**70)
+        assert (caught.value.code, caught.value.outcome) == ("bad_request", "not_applied")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [[1, 2**64 - 1], np.array([1, 2**64 - 1], dtype=np.uint64), memoryview(bytes([1, *bytes(7), *[255] * 8]))],
+    ids=["list", "array", "memoryview"],
+)
+def test_block_ids_are_taken_in_every_form_in_which_engines_have_them(given: Any) -> None:
+    assert pack_block_ids(given) == bytes([1, *bytes(7), *[255] * 8])
+
+
+@pytest.mark.parametrize("given", [[-1], [2**32], ["1"], [1.5], np.array([-1]), np.array([1.5]), np.array([[1]])])
+def test_tokens_that_are_none_are_refused_by_name(given: Any) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        pack_tokens(given)
+    assert caught.value.field == "tokens"
+
+
+def test_tokens_of_any_integer_type_are_the_same() -> None:
+    for kind in (np.int32, np.int64, np.uint32, np.uint16, ">u4"):
+        assert pack_tokens(np.array([1, 500], dtype=kind)) == pack_tokens([1, 500]) == bytes([1, 0, 0, 0, 244, 1, 0, 0])

@@ -218,7 +218,9 @@ class Direct:
             failed = errors + failed
             if all(error.code != "wrong_shard" for error in errors):
                 break
-            if not await self._refreshed(ends) or attempt + 1 == ATTEMPTS or not planning.may_go_on(request, applied):
+            if not await self._refreshed(ends) or attempt + 1 == ATTEMPTS:
+                break
+            if not planning.may_go_on(request, applied, errors):
                 break
         raise error_of(planning.joined_outcome(applied, failed))
 

@@ -49,12 +49,10 @@ class Lifecycle:
         self.view = view
         self.state: control.NodeState = "recovering"
         self.why = "recovering: opening the store"
-        """Why it does not serve yet, for people."""
+        """Why it does not serve, for people."""
         self.incarnation = secrets.token_hex(8)
         self.store_identity = ""
         self.recovery_s = 0.0
-        self.replayed = (0, 0)
-        """Bytes of the log replayed so far, and in all."""
         self.stream_address = ""
         self.http_address = ""
         self.blocks: Blocks | None = None
@@ -80,8 +78,8 @@ class Lifecycle:
 
     # --- opening ------------------------------------------------------------------------------------------------------
 
-    async def open(self, blocks: Blocks) -> None:
-        """Open the directory. Returns when the index is recovered; it serves once it has caught up."""
+    async def prepare(self, blocks: Blocks) -> None:
+        """Take the directory, and know who we are and what the cluster was like: enough to say that we are there."""
         directory = self._settings.directory
         self.blocks = blocks
         self._view_file = await RecordFile.open(directory / "view", self._file_system)
@@ -92,6 +90,10 @@ class Lifecycle:
             self.view.registry = content.registry()
             self.view.addresses = {place.shard: Address(place.http, place.stream) for place in content.nodes}
         self.store_identity = await self._identity(directory / "identity")
+
+    async def open(self) -> None:
+        """Open the index. Returns when it is recovered; the shard serves once it has caught up."""
+        directory = self._settings.directory
         loop = asyncio.get_running_loop()
         begun = loop.time()
         self.index = await Index.open(
@@ -109,6 +111,7 @@ class Lifecycle:
         self._opened = True
         self.why = "recovering: waiting for the coordinator, to learn what has changed meanwhile"
         logger.info("opened in %.3f s", self.recovery_s)
+        self.line.hurry()
 
     async def _identity(self, path: Path) -> str:
         """What tells this directory from every other: made with it."""
@@ -123,7 +126,7 @@ class Lifecycle:
             await file.close()
 
     def _replaying(self, done: int, total: int) -> None:
-        self.replayed = done, total
+        self.why = f"recovering: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB of the log replayed"
 
     async def catch_up(self) -> None:
         """Serve once nothing can be missing: a coordinator has answered, or most shards together have.

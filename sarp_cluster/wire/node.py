@@ -10,10 +10,10 @@ import signal
 import ssl
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from sarp_cluster.cluster.view import join_address, split_address
 from sarp_cluster.core.namespace import SECRET_BYTES_MAX, SECRET_BYTES_MIN
@@ -191,6 +191,25 @@ class Servers:
     async def close(self, finish_s: float = FINISH_S) -> None:
         """Stop listening, finish what is in flight, drop the rest."""
         await asyncio.gather(self._stream.close(finish_s), self._http.close(finish_s))
+
+
+async def until(stop: asyncio.Event, *work: Coroutine[Any, Any, None]) -> None:
+    """Do all of these until `stop` is set or one of them raises, which is raised; the others are cancelled."""
+    stopping = asyncio.ensure_future(stop.wait())
+    tasks = {asyncio.ensure_future(one) for one in work}
+    try:
+        running = set(tasks)
+        while running and not stopping.done():
+            done, _ = await asyncio.wait({*running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done & running:
+                task.result()
+            running -= done
+        if not stopping.done():
+            await stopping
+    finally:
+        for task in (*tasks, stopping):
+            task.cancel()
+        await asyncio.gather(*tasks, stopping, return_exceptions=True)
 
 
 class Running(Protocol):

@@ -194,7 +194,7 @@ def test_addresses_are_read() -> None:
 
 
 NO_ADDRESSES = """, 127.0.0.1:7100 ftp://a:1 http://a http://a:x http://a:99999 http://:1 http://u:p@a:1 http://a:1/path
-http://a:1?q http://a:1#f sarp:// http://[::1:2"""
+http://a:1?q http://a:1#f sarp:// http://[::1:2 http://a:1,https://b:2"""
 
 
 @pytest.mark.parametrize("text", ["", *NO_ADDRESSES.split()])

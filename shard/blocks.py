@@ -176,6 +176,7 @@ class Blocks:
         self._check_more(request, namespace)
         self.removes += 1
         tier = None if request.tier is None else TIERS[request.tier]
+        new = index.is_new(worker, request.generation, request.seq)
 
         async def remove() -> int:
             changed = 0
@@ -206,7 +207,7 @@ class Blocks:
 
         changed = await self._in_time(remove(), request.deadline_ms)
         self._may_acknowledge()
-        return messages.RemoveReply(segments_changed=changed, durable=durable, epoch=self._view.epoch)
+        return messages.RemoveReply(applied=new, segments_changed=changed, durable=durable, epoch=self._view.epoch)
 
     async def batch(self, principal: Principal, request: messages.BatchRequest) -> messages.BatchReply:
         """Several, in their order. Its changes are made durable together, by one sync behind the last.

@@ -24,7 +24,7 @@ def add_connection_arguments(
         metavar="URL",
         default=url_default and os.environ.get("SARP_URL", url_default),
         help=url_help
-        or "addresses of routers, separated by commas: http://HOST:PORT, https://HOST:PORT or sarp://HOST:PORT "
+        or "routers, divided by commas: http://HOST:PORT or sarp://HOST:PORT, with TLS https:// or sarps:// "
         f"(default: $SARP_URL, or {URL_DEFAULT})",
     )
     parser.add_argument(

@@ -67,7 +67,7 @@ def add_command(commands: Commands, open_index: OpenIndex) -> None:
     add_connection_arguments(
         replay.add_argument_group("a cluster instead of an index here"),
         url_default=None,
-        url_help="addresses of its routers, divided by commas: http://, https:// or sarp://HOST:PORT; "
+        url_help="its routers, divided by commas: http:// or sarp://HOST:PORT, with TLS https:// or sarps://; "
         "the settings of the index are the shards' own then",
     )
     replay.set_defaults(run=lambda arguments: replay_command(arguments, open_index))

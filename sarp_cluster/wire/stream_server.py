@@ -51,7 +51,14 @@ class StreamServer:
         """Listen. Port 0 takes a free one; `address` says which."""
         server = cls(service)
         loop = asyncio.get_running_loop()
-        server._server = await loop.create_server(lambda: StreamConnection(server), host, port, ssl=tls, backlog=1024)
+        server._server = await loop.create_server(
+            lambda: StreamConnection(server),
+            host,
+            port,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else limits.HEADER_TIMEOUT_MS / 1000,
+            backlog=1024,
+        )
         return server
 
     @property

@@ -23,6 +23,7 @@ from typing import Final
 
 import aiohttp
 
+from coordinator.child_process import find, send
 from sarp_cluster.errors import BadRequestError, SarpError, UnavailableError
 
 logger: Final = logging.getLogger(__name__)
@@ -113,10 +114,13 @@ class LocalCluster:
         """The cluster's secret."""
         return self.directory / "secret"
 
+    def _pid_file(self, shard: str) -> Path:
+        return self.directory / "coordinator" / "shards" / f"{shard}.pid"
+
     def shard_pid(self, shard: str) -> int | None:
         """The process of a shard, as its supervisor has noted it."""
         try:
-            noted = json.loads((self.directory / "coordinator" / "shards" / f"{shard}.pid").read_bytes())
+            noted = json.loads(self._pid_file(shard).read_bytes())
             return int(noted["pid"])
         except (OSError, ValueError, KeyError):
             return None
@@ -176,6 +180,7 @@ class LocalCluster:
             # Routers first: they send nothing more to shards that are about to end.
             await asyncio.gather(*(self._stop(name) for name in commands if name != "coordinator"))
             await self._stop("coordinator")
+            await asyncio.gather(*(self._end_orphan(f"shard-{number}") for number in range(len(self.ports.shards))))
 
     async def _keep(self, name: str, command: list[str]) -> None:
         pause_s = RESTART_PAUSE_S
@@ -209,6 +214,27 @@ class LocalCluster:
             logger.warning("%s did not end within %d s and is killed", name, STOP_S)
             process.kill()
             await process.wait()
+
+    async def _end_orphan(self, shard: str) -> None:
+        """End a shard that goes on: its coordinator was just away, and so could not end it."""
+        process = await asyncio.to_thread(find, self._pid_file(shard))
+        if process is None:
+            return
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(process.pidfd, ended.set)
+        try:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                send(process, number)
+                try:
+                    async with asyncio.timeout(STOP_S):
+                        await ended.wait()
+                    return
+                except TimeoutError:
+                    logger.warning("%s did not end within %d s", shard, STOP_S)
+        finally:
+            loop.remove_reader(process.pidfd)
+            os.close(process.pidfd)
 
     async def wait_ready(self, timeout_s: float = READY_S) -> None:
         """Until every router and every shard is ready. Raises UnavailableError, saying what is not."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -103,17 +101,6 @@ def checked(directory: Path) -> dict[str, Any]:
     return report
 
 
-def end_what_is_left(cluster: LocalCluster) -> None:
-    """A coordinator that was just dead when the cluster ended has ended no shard."""
-    for shard in SHARDS:
-        pid = cluster.shard_pid(shard)
-        try:
-            if pid and str(cluster.directory).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                os.kill(pid, signal.SIGKILL)
-        except OSError:
-            pass  # it is gone
-
-
 async def rounds(cluster: LocalCluster, directory: Path, seed: int, *, calm_s: float, rage_s: float) -> None:
     """Calm, faults, calm; all is looked for; all shards are killed at once; all is looked for again."""
     async with running(cluster), driving(cluster, directory, seed) as driver, Nemesis(cluster, seed) as nemesis:
@@ -145,7 +132,6 @@ def chaos(directory: Path, seed: int, *, calm_s: float, rage_s: float) -> dict[s
     try:
         asyncio.run(rounds(cluster, directory, seed, calm_s=calm_s, rage_s=rage_s))
     finally:
-        end_what_is_left(cluster)
         print(f"ledger, faults and the nodes' logs: {directory}")  # noqa: T201
     return checked(directory)
 

@@ -101,6 +101,8 @@ def _shard_command(arguments: argparse.Namespace, coordinator: str, number: int)
         options["--tls-certificate"] = arguments.tls_certificate.resolve()
     if arguments.tls_key is not None:
         options["--tls-key"] = arguments.tls_key.resolve()
+    if arguments.tls_ca is not None:
+        options["--tls-ca"] = arguments.tls_ca.resolve()
     flags = [f"--{flag}" for flag in ("insecure", "verbose") if getattr(arguments, flag)]
     found = (str(part) for option in options.items() for part in option)
     return [sys.executable, "-m", "shard", *found, *flags]

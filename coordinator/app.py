@@ -371,6 +371,7 @@ class CoordinatorService:
             splits=self._own.splits,
             cluster=self._cluster,
             hello=hello,
+            tls=self._settings.peer_tls,
             membership=membership,
             timeline=self.timeline,
             supervisor=self.supervisor,

@@ -49,8 +49,8 @@ class RouterService:
         self._file_system = file_system
         self.view = ClusterView()
         hello = control.Hello(version=control.PROTOCOL_VERSION, credential=settings.node_token, node=settings.node)
-        self.links = Links(self.view, hello)
-        self.line = CoordinatorLine(settings.coordinators, lambda: hello, self)
+        self.links = Links(self.view, hello, settings.peer_tls)
+        self.line = CoordinatorLine(settings.coordinators, lambda: hello, self, tls=settings.peer_tls)
         self.keyless = Keyless(self.view, settings.secret, self.line.peer, self._entered, refresh=self._refresh)
         self.blocks = Blocks(self.view, settings.secret, self.keyless, self.links, self._refresh)
         self._heard: set[Worker] = set()

@@ -27,10 +27,11 @@ from sarp_cluster.wire import messages
 from sarp_cluster.wire.auth import Principal
 from sarp_cluster.wire.block_input import root_of, sequence, workers_of
 from sarp_cluster.wire.codec import encode
-from sarp_cluster.wire.eager import Begun, within
+from sarp_cluster.wire.eager import Begun
 from sarp_cluster.wire.faults import reply_for
 from sarp_cluster.wire.keyless import Keyless
 from sarp_cluster.wire.service import Handler
+from shard import match_path
 from shard.index import Index
 from shard.namespaces import IndexNamespace
 from shard.ownership import Ownership
@@ -60,7 +61,9 @@ class Blocks:
         """Of these, ended by their deadline."""
         self.inserts = 0
         self.removes = 0
-        self._namespaces: dict[str, tuple[int, IndexNamespace]] = {}
+        self._registry = view.registry
+        self._namespaces: dict[str, IndexNamespace] = {}
+        """By id, as that registry has them."""
         self._changing: set[asyncio.Task[Any]] = set()
 
     @property
@@ -76,7 +79,8 @@ class Blocks:
         block_ids = sequence(request, namespace.spec)
         self._ownership.check(block_ids, namespace.key, request.position, request.epoch)
         self.matches += 1
-        matching = index.match(
+        matching = match_path.match(
+            index.state,
             namespace,
             block_ids,
             detail=request.detail,
@@ -85,7 +89,8 @@ class Blocks:
             max_workers=request.max_workers,
         )
         try:
-            answer = await within(matching, request.deadline_ms / 1000)
+            begun = Begun(matching)
+            answer = begun.result if begun.done else await begun.rest_within(request.deadline_ms / 1000)
         except TimeoutError:
             self.matches_cut += 1
             return self._nothing("deadline")
@@ -254,13 +259,16 @@ class Blocks:
             raise RecoveringError("this shard is recovering")
         if request.number:
             self._ownership.check_number(request.number)
-        name = request.namespace
-        entry = self._keyless.namespace(principal, name)
-        purges = self._view.registry.purges(entry.spec.tenant)
-        known = self._namespaces.get(name)
-        if known is None or known[0] != purges:
-            known = self._namespaces[name] = purges, self.index.create_namespace(entry.spec, purges)
-        return self.index, known[1]
+        registry = self._view.registry
+        if registry is not self._registry:  # something has changed: a tenant may have been purged
+            self._registry = registry
+            self._namespaces = {}
+        namespace = self._namespaces.get(request.namespace)
+        if namespace is None or not (principal.is_node or namespace.spec.tenant == principal.tenant):
+            entry = self._keyless.namespace(principal, request.namespace)
+            namespace = self.index.create_namespace(entry.spec, registry.purges(entry.spec.tenant))
+            self._namespaces[request.namespace] = namespace
+        return self.index, namespace
 
     def _may_change(self, principal: Principal, request: messages.Change) -> Worker:
         worker = Worker(request.worker, request.dp_rank)
@@ -290,7 +298,7 @@ class Blocks:
         """The change's result. It is not cancelled when its time is over: it is whole, or not there at all."""
         begun = Begun(change)
         if begun.done:
-            return begun.result  # type: ignore[return-value]
+            return begun.result
         task = asyncio.get_running_loop().create_task(begun.rest())
         self._changing.add(task)
         task.add_done_callback(self._changed)

@@ -60,7 +60,7 @@ class Lifecycle:
         self.blocks: Blocks | None = None
         self.liveness: Liveness | None = None
         self.index: Index | None = None
-        self.line = CoordinatorLine(settings.coordinators, self._hello, self)
+        self.line = CoordinatorLine(settings.coordinators, self._hello, self, tls=settings.peer_tls)
         self._view_file: RecordFile | None = None
         self._taking = asyncio.Lock()  # one change of the view at a time; held across our own disk only
         self._caught_up = asyncio.Event()
@@ -156,7 +156,7 @@ class Lifecycle:
             if shard == self._settings.node or place is None:
                 continue
             try:
-                client = await StreamClient.connect(*place, self._hello())
+                client = await StreamClient.connect(*place, self._hello(), tls=self._settings.peer_tls)
                 try:
                     async with asyncio.timeout(ASK_PEERS_AFTER_S):
                         raw = await client.request("fetch", self.wanted())

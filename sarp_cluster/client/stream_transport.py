@@ -20,7 +20,7 @@ class StreamTransport:
 
     def __init__(self, address: str, place: tuple[str, int], credentials: Credentials) -> None:
         self.address = address
-        self._peer = Peer(lambda: place, credentials.hello)
+        self._peer = Peer(lambda: place, credentials.hello, tls=credentials.tls)
         self._running: asyncio.Task[None] | None = None
 
     async def open(self) -> None:

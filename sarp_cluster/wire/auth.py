@@ -47,7 +47,7 @@ class CredentialFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Principal:
     """Who asks: a credential and the tenant it asks for."""
 
-    __slots__ = ("name", "scopes", "tenant", "tenants")
+    __slots__ = ("is_node", "name", "scopes", "tenant", "tenants")
 
     def __init__(self, name: str, tenants: Iterable[str], scopes: Iterable[Scope], tenant: str | None = None) -> None:
         self.name = name
@@ -55,6 +55,8 @@ class Principal:
         self.scopes = frozenset(scopes)
         self.tenant = tenant
         """None: the credential has several, and the caller named none."""
+        self.is_node = "node" in self.scopes
+        """Is it another node, which has checked its own callers?"""
 
     def require(self, scope: Scope) -> None:
         """Raise ForbiddenError unless the credential has the scope."""
@@ -66,11 +68,6 @@ class Principal:
         if self.tenant is None:
             raise BadRequestError("Sarp-Tenant: the credential has several tenants; name one", field="Sarp-Tenant")
         return self.tenant
-
-    @property
-    def is_node(self) -> bool:
-        """Is it another node, which has checked its own callers?"""
-        return "node" in self.scopes
 
 
 def digest(token: str) -> str:

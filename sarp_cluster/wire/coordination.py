@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
@@ -48,6 +49,7 @@ class CoordinatorLine:
         hello: Callable[[], Hello],
         node: Reporting,
         *,
+        tls: ssl.SSLContext | None = None,
         interval_s: float = limits.HEARTBEAT_MS / 1000,
     ) -> None:
         self._addresses = list(addresses)
@@ -55,7 +57,7 @@ class CoordinatorLine:
         self._node = node
         self._interval_s = interval_s
         self._now = asyncio.Event()
-        self.peer = Peer(self._address, hello)
+        self.peer = Peer(self._address, hello, tls=tls)
         self.heard_at: float | None = None
         """Loop time at which the leader answered last."""
 

@@ -2,7 +2,7 @@
 
 A task costs some microseconds and a trip through the event loop. Python 3.12 has eager tasks; this does with 3.11, too.
 What runs before the first suspension is in no task, so it must not ask for the current one (`asyncio.timeout` does):
-`within` puts a time limit on what suspends.
+`rest_within` puts a time limit on what suspends.
 """
 
 from __future__ import annotations
@@ -22,19 +22,22 @@ class Begun(Generic[T]):
 
     def __init__(self, started: Coroutine[Any, Any, T]) -> None:
         self._coroutine = started
-        self.result: T | None = None
-        """What it returned, if `done`."""
         try:
             self._waiting = started.send(None)
         except StopIteration as stop:
             self.done = True
-            self.result = stop.value
+            self.result: T = stop.value
+            """What it returned; there is none unless `done`."""
         else:
             self.done = False
 
     async def rest(self) -> T:
         """Go on to the end; in a task."""
         return await _go_on(self._coroutine, self._waiting)
+
+    async def rest_within(self, seconds: float) -> T:
+        """Go on to the end, if that comes within so many seconds; else it is cancelled, and TimeoutError is raised."""
+        return await asyncio.wait_for(self.rest(), seconds)
 
 
 @coroutine
@@ -56,11 +59,3 @@ def _go_on(started: Coroutine[Any, Any, T], waiting: Any) -> Generator[Any, Any,
                 waiting = started.send(value)
             except StopIteration as stop:
                 return stop.value  # type: ignore[no-any-return]
-
-
-async def within(started: Coroutine[Any, Any, T], seconds: float) -> T:
-    """What it returns, if it does within so many seconds; else it is cancelled, and TimeoutError is raised."""
-    begun = Begun(started)
-    if begun.done:
-        return begun.result  # type: ignore[return-value]
-    return await asyncio.wait_for(begun.rest(), seconds)

@@ -188,8 +188,9 @@ class HttpServer:
             except TimeoutError:
                 text = f"body: did not come within {limits.BODY_TIMEOUT_MS} ms"
                 raise _Refusal("bad_request", text, "body") from None
-        if len(body) > operation.body_bytes_max:
-            raise TooLargeError(f"body: over the limit of {operation.body_bytes_max} bytes", field="body")
+        highest = min(operation.body_bytes_max, limits.BATCH_BYTES_MAX)
+        if len(body) > highest:
+            raise TooLargeError(f"body: over the limit of {highest} bytes", field="body")
         return body
 
     def _error(

@@ -15,10 +15,12 @@ from sarp_cluster.cluster.view import ClusterView
 from sarp_cluster.core.answering import MatchAnswer
 from sarp_cluster.errors import (
     BadRequestError,
+    ConflictError,
     DrainingError,
     NoLeaseError,
     OutcomeError,
     RecoveringError,
+    RequestError,
     SarpError,
     SnapshotDamagedError,
 )
@@ -223,9 +225,14 @@ class Blocks:
         return messages.RemoveReply(segments_changed=changed, durable=durable, epoch=self._view.epoch)
 
     async def batch(self, principal: Principal, request: messages.BatchRequest) -> messages.BatchReply:
-        """Several, in their order. Its changes are made durable together, by one sync behind the last."""
+        """Several, in their order. Its changes are made durable together, by one sync behind the last.
+
+        Behind a change with a seq that was not done, or of which that is not known, its worker's further ones are not
+        done: it may be sent again with that seq, and would be taken for a repetition.
+        """
         replies: list[messages.Reply] = []
         unsynced: list[int] = []
+        stopped: set[tuple[str, int]] = set()
         latest = max(request.items, key=lambda item: item.number)
         if latest.number > self._view.number:
             await self._catch_up(latest)  # once, for all of them
@@ -235,6 +242,8 @@ class Blocks:
             change = not isinstance(item, messages.MatchRequest)
             try:
                 principal.require("insert" if change else "match")
+                if isinstance(item, messages.Change) and (item.worker, item.dp_rank) in stopped:
+                    raise ConflictError("an earlier change of this worker was not done; send again from that one on")
                 match item:
                     case messages.MatchRequest():
                         replies.append(await self._match(principal, item))
@@ -244,6 +253,8 @@ class Blocks:
                         replies.append(await self._remove(principal, item, False))
             except SarpError as error:
                 replies.append(reply_for(error, change=change))
+                if isinstance(item, messages.Change) and item.seq is not None and not isinstance(error, RequestError):
+                    stopped.add((item.worker, item.dp_rank))
             else:
                 if not isinstance(item, messages.MatchRequest) and item.durable:
                     unsynced.append(number)

@@ -107,13 +107,15 @@ def join_matches(
         if reach[3]
     ]
     workers.sort(key=lambda one: (-one.remote, one.worker, one.dp_rank))
+    if request.detail == "none":
+        workers = []
     if request.max_workers is not None and len(workers) > request.max_workers:
         del workers[request.max_workers :]
         truncated = True
     return messages.MatchReply(
         matched_blocks=matched,
         matched_tokens=matched * block_size,
-        workers=[] if request.detail == "none" else workers,
+        workers=workers,
         truncated=truncated,
         complete=not degraded,
         degraded=degraded,

@@ -24,6 +24,7 @@ from typing import Final
 import aiohttp
 
 from coordinator.child_process import find, send
+from sarp_cluster.config import read_index_config
 from sarp_cluster.errors import BadRequestError, SarpError, UnavailableError
 
 logger: Final = logging.getLogger(__name__)
@@ -91,6 +92,8 @@ class LocalCluster:
     ports: Ports
     credentials: Path | None = None
     splits: Path | None = None
+    index: Sequence[str] = ()
+    """Settings of the shards' indexes, as NAME=VALUE."""
     verbose: bool = False
     _processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
 
@@ -143,6 +146,8 @@ class LocalCluster:
             *("--shard-http-port", str(self.ports.shards[0][0]), "--shard-stream-port", str(self.ports.shards[0][1])),
             *common,
         ]
+        for setting in self.index:
+            coordinator += ["--index", setting]
         if self.splits is not None:
             coordinator += ["--splits", str(self.splits.resolve())]
         commands = {"coordinator": coordinator}
@@ -287,6 +292,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--any-ports", action="store_true", help="take ports that are free instead of the usual ones")
     parser.add_argument("--credentials", type=Path, metavar="FILE", help="who may do what (default: anybody here)")
     parser.add_argument("--splits", type=Path, metavar="FILE", help="split table of the first slot map (JSON)")
+    parser.add_argument(
+        "--index",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the shards' indexes (docs/configuration.md); may be given several times",
+    )
     parser.add_argument("--verbose", action="store_true", help="log more")
 
 
@@ -295,12 +307,14 @@ def run(arguments: argparse.Namespace) -> int:
     for option, value, highest in (("shards", arguments.shards, 64), ("routers", arguments.routers, ROUTERS_MAX)):
         if not 1 <= value <= highest:
             raise BadRequestError(f"--{option}: {value} is not in 1..{highest}", field=option)
+    read_index_config(arguments.index)  # said now, not in a log
     ports = (Ports.free if arguments.any_ports else Ports.usual)(arguments.shards, arguments.routers)
     cluster = LocalCluster(
         directory=arguments.directory,
         ports=ports,
         credentials=arguments.credentials,
         splits=arguments.splits,
+        index=arguments.index,
         verbose=arguments.verbose,
     )
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")

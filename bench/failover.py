@@ -4,8 +4,8 @@
     python -m bench.failover --blocks 1e5 --rounds 3
 
 A cluster of real processes on this machine, the load on one of its shards: conversations of 256 blocks under 40
-prompts. The shard is killed dirty, while a worker inserts and others ask; it is asked through the router each few
-milliseconds until the answer is complete and whole. The phases:
+prompts. The shard is killed dirty, while a worker inserts; while it is away a worker is registered, which it has to
+learn; it is asked through the router each few milliseconds until the answer is complete and whole. The phases:
 
     detect   the coordinator has seen that the process ended (its timeline)
     start    the next process listens: spawned, Python started, everything imported (its log)
@@ -106,6 +106,11 @@ class Load:
             except (SarpError, TimeoutError):
                 await asyncio.sleep(LOAD_S)
 
+    async def register(self, worker: str) -> None:
+        """A change without a key: all shards have to know it."""
+        request = messages.RegisterRequest(worker=worker)
+        await self._peer.call("register_worker", request, messages.WorkerReply, 10.0)
+
     async def found(self, block_ids: bytes) -> bool:
         """Is the answer complete, and all of it there?"""
         request = messages.MatchRequest(namespace=self._namespace, block_ids=block_ids)
@@ -161,13 +166,14 @@ async def fail_over(cluster: LocalCluster, load: Load, coordinator: Peer, known:
         raise SystemExit(f"{SHARD} is not there")
     killed = time.time()
     os.kill(pid, signal.SIGKILL)
+    missing = asyncio.create_task(load.register(f"meanwhile-{pid}"))
     while await load.found(known):
         await asyncio.sleep(0)  # what was on its way
     while not await load.found(known):
         await asyncio.sleep(PROBE_S)
     served = time.time()
     stop.set()
-    await inserting
+    await asyncio.gather(inserting, missing)
     told = await coordinator.call("events", messages.EventsRequest(limit=4_096), messages.EventList, 2.0)
     seen = min(one.time for one in told.events if one.node == SHARD and one.time >= killed and one.kind == "shard_down")
     log = cluster.directory / "coordinator" / "shards" / f"{SHARD}.log"
@@ -205,11 +211,10 @@ async def measure(directory: Path, blocks: float, shards: int, rounds: int) -> l
             await asyncio.gather(router.wait_connected(), coordinator.wait_connected())
             made = messages.NamespaceRequest(model="failover", hash_profile=HashProfile.OPAQUE)
             namespace = await router.call("create_namespace", made, messages.NamespaceReply, 10.0)
+            load = Load(router, namespace, [f"shard-{number}" for number in range(shards)])
             workers = [f"worker-{number}" for number in range(WRITERS)]
             for worker in workers:
-                registered = messages.RegisterRequest(worker=worker)
-                await router.call("register_worker", registered, messages.WorkerReply, 10.0)
-            load = Load(router, namespace, [f"shard-{number}" for number in range(shards)])
+                await load.register(worker)
             began = time.monotonic()
             known = await load.fill(blocks, workers)
             print(f"inserted, durably, in {time.monotonic() - began:.1f} s")

@@ -78,6 +78,7 @@ class CoordinatorLine:
 
     async def _beat(self) -> None:
         loop = asyncio.get_running_loop()
+        hurried = False
         while True:
             self._now.clear()
             try:
@@ -89,8 +90,14 @@ class CoordinatorLine:
                 if reply.leading:
                     self.heard_at = loop.time()
                     self._node.heard(reply, sent_at)
-                    if self._node.behind(reply.epoch, reply.number):
+                    lacking = self._node.behind(reply.epoch, reply.number)
+                    if lacking:
                         await self.fetch(self.peer.call)
+                    # A shard that has all there is may serve once the coordinator has said so. No two heartbeats in a
+                    # row are hurried for that, however fast things change.
+                    hurried = lacking and not hurried and not self._node.behind(reply.epoch, reply.number)
+                    if hurried:
+                        self.hurry()
                 else:
                     self._next_coordinator()
             except (SarpError, TimeoutError) as error:

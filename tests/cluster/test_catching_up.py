@@ -8,12 +8,14 @@ from typing import Any
 
 import msgspec
 
-from sarp_cluster.types import HashProfile
+from sarp_cluster import limits
+from sarp_cluster.types import HashProfile, Worker
 from sarp_cluster.wire import messages
 from sarp_cluster.wire.auth import Principal
 from sarp_cluster.wire.codec import decode
 from sarp_cluster.wire.operations import SCOPES
-from tests.local_cluster import LocalCluster, local_cluster
+from shard.app import ShardService
+from tests.local_cluster import CONFIG, LocalCluster, local_cluster, until
 
 ANYBODY = Principal("me", ["default"], SCOPES, "default")
 IDS = bytes(range(80))
@@ -78,3 +80,16 @@ async def test_a_batch_waits_once_for_all_its_items(tmp_path: Path) -> None:
         reply = await cluster.routers[0].blocks.batch(ANYBODY, messages.BatchRequest(items=[one] * 20))
         answers = [decode(raw, messages.MatchReply) for raw in reply.results]
         assert [answer.degraded for answer in answers] == [["recovering"]] * 20
+
+
+async def test_a_shard_that_was_away_serves_as_soon_as_it_has_fetched_what_it_missed(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path) as cluster:
+        await cluster.stop("s0")
+        cluster.shards.pop("s0")
+        await cluster.routers[0].keyless.register_worker(ANYBODY, messages.RegisterRequest(worker="meanwhile"))
+        shard = cluster.shards["s0"] = ShardService(cluster.settings("s0"), CONFIG)
+        began = asyncio.get_running_loop().time()
+        cluster._run("s0", shard)
+        await until(lambda: shard.ready() is None)
+        assert Worker("meanwhile", 0) in shard.view.registry.workers
+        assert asyncio.get_running_loop().time() - began < limits.HEARTBEAT_MS / 1000 * 0.9

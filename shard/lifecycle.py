@@ -107,8 +107,10 @@ class Lifecycle:
         self.liveness = Liveness(self.index.state.workers)
         self.index.state.live_mask = self.liveness.mask
         # What is in the view was made durable in the index before; a crash in between may have left it out of there.
-        await self._enter_durably(self.view.registry.entries())
-        self._opened = True
+        # What is being taken over just now, begun while there was no index, is in the view once that is done.
+        async with self._taking:
+            await self._enter_durably(self.view.registry.entries())
+            self._opened = True
         self.why = "recovering: waiting for the coordinator, to learn what has changed meanwhile"
         logger.info("opened in %.3f s", self.recovery_s)
         self.line.hurry()

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from coordinator.app import CoordinatorService, CoordinatorSettings
+from sarp_cluster.config import read_index_config
 from sarp_cluster.errors import BadRequestError, SarpError
 from sarp_cluster.wire.node import EXIT_ERROR, add_node_arguments, node_settings, run_node
 
@@ -47,6 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stop-shards", action="store_true", help="end these shards with the coordinator (default: they go on)"
     )
     parser.add_argument(
+        "--index",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of these shards' indexes (docs/configuration.md); may be given several times",
+    )
+    parser.add_argument(
         "--splits",
         type=Path,
         metavar="FILE",
@@ -60,6 +68,7 @@ def settings(arguments: argparse.Namespace) -> CoordinatorSettings:
     for option, value in (("--shards", arguments.shards), ("--expect", expected - 1)):
         if value < 0:
             raise BadRequestError(f"{option}: too few", field=option.strip("-"))
+    read_index_config(arguments.index)  # or each shard would end at once, and be started again
     splits: dict[int, int] = {}
     if arguments.splits is not None:
         try:
@@ -105,7 +114,8 @@ def _shard_command(arguments: argparse.Namespace, coordinator: str, number: int)
         options["--tls-ca"] = arguments.tls_ca.resolve()
     flags = [f"--{flag}" for flag in ("insecure", "verbose") if getattr(arguments, flag)]
     found = (str(part) for option in options.items() for part in option)
-    return [sys.executable, "-m", "shard", *found, *flags]
+    index = (part for setting in arguments.index for part in ("--index", setting))
+    return [sys.executable, "-m", "shard", *found, *index, *flags]
 
 
 def run(arguments: argparse.Namespace) -> int:

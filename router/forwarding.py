@@ -31,7 +31,7 @@ class ShardLink:
     def __init__(self, shard: str, view: ClusterView, hello: control.Hello, tls: ssl.SSLContext | None = None) -> None:
         self.shard = shard
         self._view = view
-        self.peer = Peer(self._address, lambda: hello, tls=tls)
+        self.peer = Peer(self._address, lambda: hello, tls=tls, reconnect_ms_max=limits.SHARD_RECONNECT_MS_MAX)
         self.sent = 0
         self.unanswered = 0
         """Requests that were not answered in time, or whose connection was lost."""

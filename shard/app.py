@@ -37,7 +37,7 @@ class ShardService:
         self.view = ClusterView()
         self.life = Lifecycle(settings, config, self.view, file_system=file_system)
         self.keyless = Keyless(self.view, settings.secret, self.life.line.peer, self._entered, silent=self._silent)
-        self.blocks = Blocks(settings.node, self.view, self.keyless, self.life.line.hurry)
+        self.blocks = Blocks(settings.node, self.view, self.keyless, self.life.learn)
         self._handlers: dict[str, Handler] = {
             **self.blocks.handlers,
             **self.keyless.handlers,

@@ -61,6 +61,8 @@ class Lifecycle:
         self.line = CoordinatorLine(settings.coordinators, self._hello, self, tls=settings.peer_tls)
         self._view_file: RecordFile | None = None
         self._taking = asyncio.Lock()  # one change of the view at a time; held across our own disk only
+        self._news = asyncio.Event()
+        """Set, and made anew, when the view has changed."""
         self._caught_up = asyncio.Event()
         self._opened = False
         self._snapshot_at = asyncio.get_running_loop().time()
@@ -106,11 +108,10 @@ class Lifecycle:
         self.recovery_s = loop.time() - begun
         self.liveness = Liveness(self.index.state.workers)
         self.index.state.live_mask = self.liveness.mask
-        # What is in the view was made durable in the index before; a crash in between may have left it out of there.
-        # What is being taken over just now, begun while there was no index, is in the view once that is done.
+        # What is in the view may not be in the index: a crash came in between, or it was heard of while this opened.
         async with self._taking:
             await self._enter_durably(self.view.registry.entries())
-            self._opened = True
+        self._opened = True
         self.why = "recovering: waiting for the coordinator, to learn what has changed meanwhile"
         logger.info("opened in %.3f s", self.recovery_s)
         self.line.hurry()
@@ -258,6 +259,14 @@ class Lifecycle:
             view.cluster = view.cluster or cluster
             view.slot_map = slot_map or view.slot_map
             view.registry = registry
+            self._news.set()
+            self._news = asyncio.Event()
+
+    async def learn(self, number: int) -> None:
+        """Until this shard has a change without a key that somebody knows of."""
+        self.line.hurry()
+        while self.view.number < number:
+            await self._news.wait()
 
     async def _enter_durably(self, entries: Sequence[Entry]) -> None:
         """Enter changes without a key into the index. Each is harmless when it is entered again."""

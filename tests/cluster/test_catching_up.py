@@ -42,7 +42,7 @@ async def held_and_cleared(cluster: LocalCluster, *, deaf: bool = False) -> str:
 
     cluster.install = to_routers_only  # type: ignore[method-assign,assignment]
     for shard in cluster.shards.values() if deaf else ():
-        shard.life.take = never  # type: ignore[method-assign]
+        shard.life.take = never  # type: ignore[method-assign,assignment]
     await router.keyless.clear_worker(ANYBODY, messages.ClearRequest(worker="w"))
     return namespace
 

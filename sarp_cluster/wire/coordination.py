@@ -20,6 +20,9 @@ logger: Final = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S: Final = limits.HEARTBEAT_MS / 1000 * 3
 
+HURRIED_S: Final = 0.02
+"""From one heartbeat to the next at least, however much hurry there is: callers can make some."""
+
 
 class Reporting(Protocol):
     """What the line needs of its node."""
@@ -81,6 +84,7 @@ class CoordinatorLine:
         hurried = False
         while True:
             self._now.clear()
+            began = loop.time()
             try:
                 async with asyncio.timeout(CALL_TIMEOUT_S):
                     await self.peer.wait_connected()
@@ -108,6 +112,7 @@ class CoordinatorLine:
                     await self._now.wait()
             except TimeoutError:
                 pass
+            await asyncio.sleep(max(0.0, began + HURRIED_S - loop.time()))
 
     def _next_coordinator(self) -> None:
         if len(self._addresses) > 1:

@@ -8,6 +8,8 @@ import ssl
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import msgspec
+
 from coordinator.app import CoordinatorService, CoordinatorSettings
 from router.app import RouterService
 from sarp_cluster.config import IndexConfig
@@ -33,6 +35,16 @@ class Services:
         return all(one.ready() is None for one in every)
 
 
+def _ports(directory: Path, shards: int) -> Ports:
+    """The same again in the same directory: nodes remember where the others were."""
+    known = directory / "ports"
+    if known.exists():
+        return msgspec.json.decode(known.read_bytes(), type=Ports)
+    ports = Ports.free(shards, 1)
+    known.write_bytes(msgspec.json.encode(ports))
+    return ports
+
+
 @contextlib.asynccontextmanager
 async def services(
     directory: Path,
@@ -41,8 +53,12 @@ async def services(
     credentials: Sequence[Credential] = (),
     tls: ssl.SSLContext | None = None,
     peer_tls: ssl.SSLContext | None = None,
+    coordinators: bool = True,
+    only: Sequence[str] | None = None,
+    wait: bool = True,
 ) -> AsyncIterator[Services]:
-    one = Services(await asyncio.to_thread(Ports.free, shards, 1))
+    """`coordinators`: is there one? `only`: the names of the shards to start. `wait`: until all are ready."""
+    one = Services(await asyncio.to_thread(_ports, directory, shards))
     http, stream = one.ports.coordinator
 
     def settings(name: str, ports: tuple[int, int]) -> NodeSettings:
@@ -59,16 +75,18 @@ async def services(
         )
 
     coordinator = CoordinatorService(settings("coordinator", (http, stream)), CoordinatorSettings(expected=shards))
-    one.shards = [
-        ShardService(settings(f"shard-{number}", ports), IndexConfig()) for number, ports in enumerate(one.ports.shards)
-    ]
-    one.routers = [RouterService(settings("router-0", one.ports.routers[0]))]
+    places = {f"shard-{number}": ports for number, ports in enumerate(one.ports.shards)}
+    one.shards = [ShardService(settings(name, places[name]), IndexConfig()) for name in only or places]
+    if only is None:
+        one.routers = [RouterService(settings("router-0", one.ports.routers[0]))]
     stop = asyncio.Event()
-    every: list[CoordinatorService | ShardService | RouterService] = [coordinator, *one.shards, *one.routers]
+    every: list[CoordinatorService | ShardService | RouterService] = [*one.shards, *one.routers]
+    if coordinators:
+        every.append(coordinator)
     running = [asyncio.create_task(each.run(stop)) for each in every]
     try:
         async with asyncio.timeout(20):
-            while not one.ready:
+            while wait and not one.ready:
                 assert not any(task.done() for task in running)
                 await asyncio.sleep(0.01)
         yield one

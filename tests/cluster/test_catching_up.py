@@ -21,8 +21,11 @@ ANYBODY = Principal("me", ["default"], SCOPES, "default")
 IDS = bytes(range(80))
 
 
-async def held_and_cleared(cluster: LocalCluster) -> str:
-    """A namespace with a worker that held something, of whose clear the router knows, and the shard does not yet."""
+async def held_and_cleared(cluster: LocalCluster, *, deaf: bool = False) -> str:
+    """A namespace with a worker that held something, of whose clear the router knows, and the shard does not yet.
+
+    A deaf shard never hears of it.
+    """
     router = cluster.routers[0]
     made = messages.NamespaceRequest(model="m", hash_profile=HashProfile.OPAQUE)
     namespace = (await router.keyless.create_namespace(ANYBODY, made)).namespace
@@ -34,7 +37,12 @@ async def held_and_cleared(cluster: LocalCluster) -> str:
         view = cluster.coordinator.view
         await router._install(None, view.registry.entries(), view.number)
 
+    async def never(_: Any) -> None:
+        await asyncio.Event().wait()
+
     cluster.install = to_routers_only  # type: ignore[method-assign,assignment]
+    for shard in cluster.shards.values() if deaf else ():
+        shard.life.take = never  # type: ignore[method-assign,assignment]
     await router.keyless.clear_worker(ANYBODY, messages.ClearRequest(worker="w"))
     return namespace
 
@@ -62,9 +70,7 @@ async def test_so_does_a_change(tmp_path: Path) -> None:
 
 async def test_it_waits_half_its_time(tmp_path: Path) -> None:
     async with local_cluster(tmp_path) as cluster:
-        namespace = await held_and_cleared(cluster)
-        assert cluster._stream is not None
-        await cluster._stream.close()
+        namespace = await held_and_cleared(cluster, deaf=True)
         began = asyncio.get_running_loop().time()
         answer = await match(cluster, namespace, 400)
         assert (answer.matched_blocks, answer.complete, answer.degraded) == (0, False, ["recovering"])
@@ -73,9 +79,7 @@ async def test_it_waits_half_its_time(tmp_path: Path) -> None:
 
 async def test_a_batch_waits_once_for_all_its_items(tmp_path: Path) -> None:
     async with local_cluster(tmp_path) as cluster:
-        namespace = await held_and_cleared(cluster)
-        assert cluster._stream is not None
-        await cluster._stream.close()
+        namespace = await held_and_cleared(cluster, deaf=True)
         one = messages.MatchRequest(namespace=namespace, block_ids=IDS, deadline_ms=200)
         reply = await cluster.routers[0].blocks.batch(ANYBODY, messages.BatchRequest(items=[one] * 20))
         answers = [decode(raw, messages.MatchReply) for raw in reply.results]

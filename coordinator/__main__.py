@@ -11,6 +11,7 @@ import msgspec
 
 from coordinator.app import CoordinatorService, CoordinatorSettings
 from sarp_cluster.cluster.redis_address import parse_redis_url
+from sarp_cluster.config import read_index_config
 from sarp_cluster.errors import BadRequestError, SarpError
 from sarp_cluster.wire.node import EXIT_ERROR, add_node_arguments, node_settings, read_private, run_node
 
@@ -54,6 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--redis-password", type=Path, metavar="FILE", help="the password, for its owner to read only")
     parser.add_argument(
+        "--index",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of these shards' indexes (docs/configuration.md); may be given several times",
+    )
+    parser.add_argument(
         "--splits",
         type=Path,
         metavar="FILE",
@@ -67,6 +75,7 @@ def settings(arguments: argparse.Namespace) -> CoordinatorSettings:
     for option, value in (("--shards", arguments.shards), ("--expect", expected - 1)):
         if value < 0:
             raise BadRequestError(f"{option}: too few", field=option.strip("-"))
+    read_index_config(arguments.index)  # or each shard would end at once, and be started again
     splits: dict[int, int] = {}
     if arguments.splits is not None:
         try:
@@ -116,11 +125,14 @@ def _shard_command(arguments: argparse.Namespace, coordinator: str, number: int)
         options["--tls-certificate"] = arguments.tls_certificate.resolve()
     if arguments.tls_key is not None:
         options["--tls-key"] = arguments.tls_key.resolve()
+    if arguments.tls_ca is not None:
+        options["--tls-ca"] = arguments.tls_ca.resolve()
     flags = [f"--{flag}" for flag in ("insecure", "verbose") if getattr(arguments, flag)]
     # This coordinator, and the others: whichever leads gives the leases.
     places = [("--coordinator", place) for place in (coordinator, *arguments.coordinator)]
     found = (str(part) for option in (*places, *options.items()) for part in option)
-    return [sys.executable, "-m", "shard", *found, *flags]
+    index = (part for setting in arguments.index for part in ("--index", setting))
+    return [sys.executable, "-m", "shard", *found, *index, *flags]
 
 
 def run(arguments: argparse.Namespace) -> int:

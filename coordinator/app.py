@@ -380,6 +380,7 @@ class CoordinatorService:
             splits=self._own.splits,
             cluster=self._cluster,
             hello=hello,
+            tls=self._settings.peer_tls,
             membership=self._membership,
             timeline=self.timeline,
             supervisor=self.supervisor,

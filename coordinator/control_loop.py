@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import ssl
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, assert_never
@@ -64,6 +65,7 @@ class ControlLoop:
         splits: Mapping[int, int],
         cluster: str,
         hello: Callable[[], control.Hello],
+        tls: ssl.SSLContext | None = None,
         membership: Membership,
         timeline: Timeline,
         supervisor: Supervisor | None,
@@ -87,7 +89,7 @@ class ControlLoop:
         self.changes = KeylessChanges(
             self.view.registry, membership, self._spread, self.machine.changed, self.machine.highest_number
         )
-        self._lines = ShardLines(hello, self._probed)
+        self._lines = ShardLines(hello, self._probed, tls)
         self._jobs: dict[tuple[str, str], asyncio.Task[None]] = {}  # by kind and shard
         self._records: dict[str, ShardRecord] = {}
         """Of shards, to be kept."""

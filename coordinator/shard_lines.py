@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Iterable
 
 from coordinator.tracked_shard import TrackedShard
@@ -16,10 +17,10 @@ from sarp_cluster.wire.stream_client import Peer
 class ShardLine:
     """One shard."""
 
-    def __init__(self, shard: TrackedShard, hello: Callable[[], control.Hello]) -> None:
+    def __init__(self, shard: TrackedShard, hello: Callable[[], control.Hello], tls: ssl.SSLContext | None) -> None:
         self._shard = shard
         self._to = ""
-        self.peer = Peer(self._address, hello)
+        self.peer = Peer(self._address, hello, tls=tls)
 
     def _address(self) -> tuple[str, int] | None:
         self._to = self._shard.stream
@@ -51,8 +52,14 @@ class ShardLine:
 class ShardLines:
     """All shards. `probed` is called with the name and whether it answered, each PROBE_MS."""
 
-    def __init__(self, hello: Callable[[], control.Hello], probed: Callable[[str, bool], None]) -> None:
+    def __init__(
+        self,
+        hello: Callable[[], control.Hello],
+        probed: Callable[[str, bool], None],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._hello = hello
+        self._tls = tls
         self._probed = probed
         self._lines: dict[str, ShardLine] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # two a shard
@@ -61,7 +68,7 @@ class ShardLines:
         """Have a line to each of these that has joined."""
         for shard in shards:
             if shard.stream and shard.name not in self._lines:
-                line = self._lines[shard.name] = ShardLine(shard, self._hello)
+                line = self._lines[shard.name] = ShardLine(shard, self._hello, self._tls)
                 for work in (line.peer.run(), self._keep_probing(shard.name, line)):
                     self._tasks.add(asyncio.get_running_loop().create_task(work))
 

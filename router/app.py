@@ -27,7 +27,7 @@ from sarp_cluster.wire import control, messages, view_replies
 from sarp_cluster.wire.auth import Authenticator, Principal
 from sarp_cluster.wire.coordination import CoordinatorLine
 from sarp_cluster.wire.keyless import Keyless
-from sarp_cluster.wire.node import NodeSettings, Servers
+from sarp_cluster.wire.node import NodeSettings, Servers, until
 from sarp_cluster.wire.operations import OPERATIONS
 from sarp_cluster.wire.service import Handler
 
@@ -49,8 +49,8 @@ class RouterService:
         self._file_system = file_system
         self.view = ClusterView()
         hello = control.Hello(version=control.PROTOCOL_VERSION, credential=settings.node_token, node=settings.node)
-        self.links = Links(self.view, hello)
-        self.line = CoordinatorLine(settings.coordinators, lambda: hello, self)
+        self.links = Links(self.view, hello, settings.peer_tls)
+        self.line = CoordinatorLine(settings.coordinators, lambda: hello, self, tls=settings.peer_tls)
         self.keyless = Keyless(self.view, settings.secret, self.line.peer, self._entered, refresh=self._refresh)
         self.blocks = Blocks(self.view, settings.secret, self.keyless, self.links, self._refresh)
         self._heard: set[Worker] = set()
@@ -270,16 +270,10 @@ class RouterService:
         servers = await Servers.start(self, self._settings)
         self.http_address, self.stream_address = servers.http_address, servers.stream_address
         logger.info("router %s: HTTP on %s, stream on %s", self.node, servers.http_address, servers.stream_address)
-        tasks = {asyncio.ensure_future(one) for one in (self.line.run(), self._tell(), stop.wait())}
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await until(stop, self.line.run(), self._tell())
         finally:
             self._draining = True
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             await servers.close()
             await self.links.close()
             await self._view_file.close()

@@ -139,7 +139,7 @@ class Blocks:
             if all(error.code != "wrong_shard" for error in errors):
                 break
             await self._refresh()
-            if attempt + 1 == ATTEMPTS or not planning.may_go_on(request, applied):
+            if attempt + 1 == ATTEMPTS or not planning.may_go_on(request, applied, errors):
                 break
         raise RemoteError(planning.joined_outcome(applied, failed))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from typing import Final
 
 import msgspec
@@ -27,10 +28,10 @@ TRIAL_S: Final = 0.1
 class ShardLink:
     """One shard."""
 
-    def __init__(self, shard: str, view: ClusterView, hello: control.Hello) -> None:
+    def __init__(self, shard: str, view: ClusterView, hello: control.Hello, tls: ssl.SSLContext | None = None) -> None:
         self.shard = shard
         self._view = view
-        self.peer = Peer(self._address, lambda: hello)
+        self.peer = Peer(self._address, lambda: hello, tls=tls, reconnect_ms_max=limits.SHARD_RECONNECT_MS_MAX)
         self.sent = 0
         self.unanswered = 0
         """Requests that were not answered in time, or whose connection was lost."""
@@ -78,9 +79,10 @@ class ShardLink:
 class Links:
     """All shards. `run` keeps the lines."""
 
-    def __init__(self, view: ClusterView, hello: control.Hello) -> None:
+    def __init__(self, view: ClusterView, hello: control.Hello, tls: ssl.SSLContext | None = None) -> None:
         self._view = view
         self._hello = hello
+        self._tls = tls
         self._links: dict[str, ShardLink] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.degraded: dict[messages.Reason, int] = {}
@@ -94,7 +96,7 @@ class Links:
         """The line to a shard; made if it is new."""
         found = self._links.get(shard)
         if found is None:
-            found = self._links[shard] = ShardLink(shard, self._view, self._hello)
+            found = self._links[shard] = ShardLink(shard, self._view, self._hello, self._tls)
             self._tasks[shard] = asyncio.get_running_loop().create_task(found.peer.run())
         return found
 

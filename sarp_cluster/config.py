@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_type_hints
+
+import msgspec
 
 from sarp_cluster import limits
 from sarp_cluster.errors import BadRequestError
@@ -127,3 +130,19 @@ class IndexConfig:
             f"{self.filter_first_bits}/{self.filter_field_bits}/{self.filter}, key {self.routing_key_bits}, "
             f"prune {self.prune}"
         )
+
+
+def read_index_config(settings: Iterable[str]) -> IndexConfig:
+    """The settings of a command line, each NAME=VALUE; `none`: no value. Raises BadRequestError naming the field."""
+    hints = get_type_hints(IndexConfig)
+    values: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        _require(
+            bool(equals) and name in hints, name or "index", f"{setting!r} is not NAME=VALUE with a setting's name"
+        )
+        try:
+            values[name] = msgspec.convert("null" if text == "none" else text, hints[name], strict=False)
+        except msgspec.ValidationError as error:
+            raise BadRequestError(f"{name}: {text!r}: {error}", field=name) from error
+    return IndexConfig(**values)

@@ -235,6 +235,9 @@ CONNECT_TIMEOUT_MS: Final = 1_000
 RECONNECT_MS_MAX: Final = 200
 """Longest pause before a lost connection to another node is tried again."""
 
+SHARD_RECONNECT_MS_MAX: Final = 100
+"""The same from a router to a shard: until it has found the shard that is back, its answers are shorter."""
+
 WORKERS_LISTED_MAX: Final = 65_536
 """Workers that a request may name, or a list has."""
 

@@ -23,7 +23,9 @@ from typing import Final
 
 import aiohttp
 
+from coordinator.child_process import find, send
 from sarp_cluster.cluster.redis_address import parse_redis_url
+from sarp_cluster.config import read_index_config
 from sarp_cluster.errors import BadRequestError, SarpError, UnavailableError
 
 logger: Final = logging.getLogger(__name__)
@@ -93,6 +95,8 @@ class LocalCluster:
     splits: Path | None = None
     redis: str | None = None
     redis_password: Path | None = None
+    index: Sequence[str] = ()
+    """Settings of the shards' indexes, as NAME=VALUE."""
     verbose: bool = False
     _processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
 
@@ -116,10 +120,13 @@ class LocalCluster:
         """The cluster's secret."""
         return self.directory / "secret"
 
+    def _pid_file(self, shard: str) -> Path:
+        return self.directory / "coordinator" / "shards" / f"{shard}.pid"
+
     def shard_pid(self, shard: str) -> int | None:
         """The process of a shard, as its supervisor has noted it."""
         try:
-            noted = json.loads((self.directory / "coordinator" / "shards" / f"{shard}.pid").read_bytes())
+            noted = json.loads(self._pid_file(shard).read_bytes())
             return int(noted["pid"])
         except (OSError, ValueError, KeyError):
             return None
@@ -146,6 +153,8 @@ class LocalCluster:
             coordinator += ["--redis", self.redis]
         if self.redis_password is not None:
             coordinator += ["--redis-password", str(self.redis_password.resolve())]
+        for setting in self.index:
+            coordinator += ["--index", setting]
         if self.splits is not None:
             coordinator += ["--splits", str(self.splits.resolve())]
         commands = {"coordinator": coordinator}
@@ -183,6 +192,7 @@ class LocalCluster:
             # Routers first: they send nothing more to shards that are about to end.
             await asyncio.gather(*(self._stop(name) for name in commands if name != "coordinator"))
             await self._stop("coordinator")
+            await asyncio.gather(*(self._end_orphan(f"shard-{number}") for number in range(len(self.ports.shards))))
 
     async def _keep(self, name: str, command: list[str]) -> None:
         pause_s = RESTART_PAUSE_S
@@ -216,6 +226,27 @@ class LocalCluster:
             logger.warning("%s did not end within %d s and is killed", name, STOP_S)
             process.kill()
             await process.wait()
+
+    async def _end_orphan(self, shard: str) -> None:
+        """End a shard that goes on: its coordinator was just away, and so could not end it."""
+        process = await asyncio.to_thread(find, self._pid_file(shard))
+        if process is None:
+            return
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(process.pidfd, ended.set)
+        try:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                send(process, number)
+                try:
+                    async with asyncio.timeout(STOP_S):
+                        await ended.wait()
+                    return
+                except TimeoutError:
+                    logger.warning("%s did not end within %d s", shard, STOP_S)
+        finally:
+            loop.remove_reader(process.pidfd)
+            os.close(process.pidfd)
 
     async def wait_ready(self, timeout_s: float = READY_S) -> None:
         """Until every router and every shard is ready. Raises UnavailableError, saying what is not."""
@@ -270,6 +301,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--splits", type=Path, metavar="FILE", help="split table of the first slot map (JSON)")
     parser.add_argument("--redis", metavar="URL", help="keep the coordinator's records in Redis")
     parser.add_argument("--redis-password", type=Path, metavar="FILE", help="the password, for its owner to read only")
+    parser.add_argument(
+        "--index",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the shards' indexes (docs/configuration.md); may be given several times",
+    )
     parser.add_argument("--verbose", action="store_true", help="log more")
 
 
@@ -280,6 +318,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise BadRequestError(f"--{option}: {value} is not in 1..{highest}", field=option)
     if arguments.redis is not None:
         parse_redis_url(arguments.redis)  # told here, not in a log
+    read_index_config(arguments.index)  # said now, not in a log
     ports = (Ports.free if arguments.any_ports else Ports.usual)(arguments.shards, arguments.routers)
     cluster = LocalCluster(
         directory=arguments.directory,
@@ -288,6 +327,7 @@ def run(arguments: argparse.Namespace) -> int:
         splits=arguments.splits,
         redis=arguments.redis,
         redis_password=arguments.redis_password,
+        index=arguments.index,
         verbose=arguments.verbose,
     )
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")

@@ -18,7 +18,7 @@ from sarp_cluster.types import Worker
 from sarp_cluster.wire import control, messages, view_replies
 from sarp_cluster.wire.auth import Authenticator, Principal
 from sarp_cluster.wire.keyless import Keyless
-from sarp_cluster.wire.node import EXIT_POISONED, NodeSettings, Servers
+from sarp_cluster.wire.node import EXIT_POISONED, NodeSettings, Servers, until
 from sarp_cluster.wire.service import Handler
 from shard.blocks import Blocks
 from shard.lifecycle import Lifecycle
@@ -37,7 +37,7 @@ class ShardService:
         self.view = ClusterView()
         self.life = Lifecycle(settings, config, self.view, file_system=file_system)
         self.keyless = Keyless(self.view, settings.secret, self.life.line.peer, self._entered, silent=self._silent)
-        self.blocks = Blocks(settings.node, self.view, self.keyless, self.life.line.hurry)
+        self.blocks = Blocks(settings.node, self.view, self.keyless, self.life.learn)
         self._handlers: dict[str, Handler] = {
             **self.blocks.handlers,
             **self.keyless.handlers,
@@ -198,34 +198,27 @@ class ShardService:
         life.stream_address, life.http_address = servers.stream_address, servers.http_address
         logger.info("shard %s: HTTP on %s, stream on %s", self.node, servers.http_address, servers.stream_address)
         status = 0
-        tasks: set[asyncio.Task[object]] = set()
         try:
-            await life.open(self.blocks)
-            if life.index is None:
-                return 1
-            create_task = asyncio.create_task
-            line, failed = create_task(life.line.run()), create_task(self._failed())
-            tasks = {line, failed, create_task(stop.wait()), create_task(life.ended.wait())}
-            catching_up = create_task(life.catch_up())
-            tasks.add(catching_up)
-            running = set(tasks)
-            while running:
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
-                if done != {catching_up}:
-                    break
+            await life.prepare(self.blocks)
+            await until(stop, life.line.run(), self._serve(), self._drained(stop))
         except OSError as error:
             logger.error("the disk failed: %s", error)
             status = EXIT_POISONED
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             if status == 0:
                 await life.close()
             await servers.close()
         return status
+
+    async def _serve(self) -> None:
+        """Open the index, catch up, and go on until it cannot."""
+        await self.life.open()
+        await until(asyncio.Event(), self._failed(), self.life.catch_up())
+
+    async def _drained(self, stop: asyncio.Event) -> None:
+        """Drained, it ends as if it had been told to."""
+        await self.life.ended.wait()
+        stop.set()
 
     async def _failed(self) -> None:
         """Until the index cannot go on: then the process has to end, and recover from the disk."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -15,10 +15,12 @@ from sarp_cluster.cluster.view import ClusterView
 from sarp_cluster.core.answering import MatchAnswer
 from sarp_cluster.errors import (
     BadRequestError,
+    ConflictError,
     DrainingError,
     NoLeaseError,
     OutcomeError,
     RecoveringError,
+    RequestError,
     SarpError,
     SnapshotDamagedError,
 )
@@ -42,16 +44,23 @@ T = TypeVar("T")
 ITEMS_A_TURN: Final = 16
 """Items of a batch that are done before others have their turn."""
 
+LEARN: Final = 0.5
+"""Of a request's time, what it may wait until this shard knows what its caller knows."""
+
+Learn: TypeAlias = Callable[[int], Awaitable[None]]
+"""Returns once this shard has a change without a key; who no longer waits for that cancels it."""
+
 TIERS: Final = {name: Tier[name.upper()] for name in messages.TIER_NAMES}
 
 
 class Blocks:
     """The handlers of requests that have a placement key."""
 
-    def __init__(self, shard: str, view: ClusterView, keyless: Keyless, behind: Callable[[], None]) -> None:
+    def __init__(self, shard: str, view: ClusterView, keyless: Keyless, learn: Learn) -> None:
         self._view = view
         self._keyless = keyless
-        self._ownership = Ownership(shard, view, behind)
+        self._learn = learn
+        self._ownership = Ownership(shard, view)
         self.lease = Lease()
         self.index: Index | None = None
         """None until it is recovered and has caught up."""
@@ -75,6 +84,11 @@ class Blocks:
 
     async def match(self, principal: Principal, request: messages.MatchRequest) -> messages.MatchReply:
         """Who holds the longest prefix?"""
+        if request.number > self._view.number:
+            await self._catch_up(request)
+        return await self._match(principal, request)
+
+    async def _match(self, principal: Principal, request: messages.MatchRequest) -> messages.MatchReply:
         index, namespace = self._find(principal, request)
         block_ids = sequence(request, namespace.spec)
         self._ownership.check(block_ids, namespace.key, request.position, request.epoch)
@@ -100,10 +114,14 @@ class Blocks:
 
     async def insert(self, principal: Principal, request: messages.InsertRequest) -> messages.InsertReply:
         """A worker newly holds blocks."""
+        if request.number > self._view.number:
+            await self._catch_up(request)
         return await self._insert(principal, request, request.durable)
 
     async def remove(self, principal: Principal, request: messages.RemoveRequest) -> messages.RemoveReply:
         """A worker no longer holds blocks."""
+        if request.number > self._view.number:
+            await self._catch_up(request)
         return await self._remove(principal, request, request.durable)
 
     async def _insert(
@@ -174,6 +192,7 @@ class Blocks:
         self._check_more(request, namespace)
         self.removes += 1
         tier = None if request.tier is None else TIERS[request.tier]
+        new = index.is_new(worker, request.generation, request.seq)
 
         async def remove() -> int:
             changed = 0
@@ -204,27 +223,39 @@ class Blocks:
 
         changed = await self._in_time(remove(), request.deadline_ms)
         self._may_acknowledge()
-        return messages.RemoveReply(segments_changed=changed, durable=durable, epoch=self._view.epoch)
+        return messages.RemoveReply(applied=new, segments_changed=changed, durable=durable, epoch=self._view.epoch)
 
     async def batch(self, principal: Principal, request: messages.BatchRequest) -> messages.BatchReply:
-        """Several, in their order. Its changes are made durable together, by one sync behind the last."""
+        """Several, in their order. Its changes are made durable together, by one sync behind the last.
+
+        Behind a change with a seq that was not done, or of which that is not known, its worker's further ones are not
+        done: it may be sent again with that seq, and would be taken for a repetition.
+        """
         replies: list[messages.Reply] = []
         unsynced: list[int] = []
+        stopped: set[tuple[str, int]] = set()
+        latest = max(request.items, key=lambda item: item.number)
+        if latest.number > self._view.number:
+            await self._catch_up(latest)  # once, for all of them
         for number, item in enumerate(request.items):
             if number % ITEMS_A_TURN == ITEMS_A_TURN - 1:
                 await asyncio.sleep(0)
             change = not isinstance(item, messages.MatchRequest)
             try:
                 principal.require("insert" if change else "match")
+                if isinstance(item, messages.Change) and (item.worker, item.dp_rank) in stopped:
+                    raise ConflictError("an earlier change of this worker was not done; send again from that one on")
                 match item:
                     case messages.MatchRequest():
-                        replies.append(await self.match(principal, item))
+                        replies.append(await self._match(principal, item))
                     case messages.InsertRequest():
                         replies.append(await self._insert(principal, item, False))
                     case messages.RemoveRequest():
                         replies.append(await self._remove(principal, item, False))
             except SarpError as error:
                 replies.append(reply_for(error, change=change))
+                if isinstance(item, messages.Change) and item.seq is not None and not isinstance(error, RequestError):
+                    stopped.add((item.worker, item.dp_rank))
             else:
                 if not isinstance(item, messages.MatchRequest) and item.durable:
                     unsynced.append(number)
@@ -249,6 +280,13 @@ class Blocks:
             reply_to = replies[number]
             if isinstance(reply_to, messages.InsertReply | messages.RemoveReply):
                 reply_to.durable = True
+
+    async def _catch_up(self, request: messages.MatchRequest | messages.Change) -> None:
+        """The caller knows of a change without a key that is on its way to this shard: that takes milliseconds."""
+        learning = asyncio.ensure_future(self._learn(request.number))
+        done, _ = await asyncio.wait([learning], timeout=request.deadline_ms / 1000 * LEARN)
+        if not done:
+            learning.cancel()
 
     # --- checks -------------------------------------------------------------------------------------------------------
 

@@ -217,6 +217,10 @@ class Index:
         """The worker's cache is in `generation` now: everything older of it is dead at once."""
         await insert_path.clear_worker(self.state, check_worker(worker), generation)
 
+    def is_new(self, worker: Worker, generation: int, seq: int | None) -> bool:
+        """Was a change of this seq not applied yet? Raises StaleGenerationError where the worker is further."""
+        return insert_path.check_change(self.state, worker, generation, seq)
+
     async def sync(self) -> None:
         """Wait until everything that was applied so far is durable."""
         await insert_path.make_durable(self.state)

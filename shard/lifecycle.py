@@ -49,20 +49,20 @@ class Lifecycle:
         self.view = view
         self.state: control.NodeState = "recovering"
         self.why = "recovering: opening the store"
-        """Why it does not serve yet, for people."""
+        """Why it does not serve, for people."""
         self.incarnation = secrets.token_hex(8)
         self.store_identity = ""
         self.recovery_s = 0.0
-        self.replayed = (0, 0)
-        """Bytes of the log replayed so far, and in all."""
         self.stream_address = ""
         self.http_address = ""
         self.blocks: Blocks | None = None
         self.liveness: Liveness | None = None
         self.index: Index | None = None
-        self.line = CoordinatorLine(settings.coordinators, self._hello, self)
+        self.line = CoordinatorLine(settings.coordinators, self._hello, self, tls=settings.peer_tls)
         self._view_file: RecordFile | None = None
         self._taking = asyncio.Lock()  # one change of the view at a time; held across our own disk only
+        self._news = asyncio.Event()
+        """Set, and made anew, when the view has changed."""
         self._caught_up = asyncio.Event()
         self._opened = False
         self._snapshot_at = asyncio.get_running_loop().time()
@@ -80,8 +80,8 @@ class Lifecycle:
 
     # --- opening ------------------------------------------------------------------------------------------------------
 
-    async def open(self, blocks: Blocks) -> None:
-        """Open the directory. Returns when the index is recovered; it serves once it has caught up."""
+    async def prepare(self, blocks: Blocks) -> None:
+        """Take the directory, and know who we are and what the cluster was like: enough to say that we are there."""
         directory = self._settings.directory
         self.blocks = blocks
         self._view_file = await RecordFile.open(directory / "view", self._file_system)
@@ -92,6 +92,10 @@ class Lifecycle:
             self.view.registry = content.registry()
             self.view.addresses = {place.shard: Address(place.http, place.stream) for place in content.nodes}
         self.store_identity = await self._identity(directory / "identity")
+
+    async def open(self) -> None:
+        """Open the index. Returns when it is recovered; the shard serves once it has caught up."""
+        directory = self._settings.directory
         loop = asyncio.get_running_loop()
         begun = loop.time()
         self.index = await Index.open(
@@ -104,11 +108,13 @@ class Lifecycle:
         self.recovery_s = loop.time() - begun
         self.liveness = Liveness(self.index.state.workers)
         self.index.state.live_mask = self.liveness.mask
-        # What is in the view was made durable in the index before; a crash in between may have left it out of there.
-        await self._enter_durably(self.view.registry.entries())
+        # What is in the view may not be in the index: a crash came in between, or it was heard of while this opened.
+        async with self._taking:
+            await self._enter_durably(self.view.registry.entries())
         self._opened = True
         self.why = "recovering: waiting for the coordinator, to learn what has changed meanwhile"
         logger.info("opened in %.3f s", self.recovery_s)
+        self.line.hurry()
 
     async def _identity(self, path: Path) -> str:
         """What tells this directory from every other: made with it."""
@@ -123,7 +129,7 @@ class Lifecycle:
             await file.close()
 
     def _replaying(self, done: int, total: int) -> None:
-        self.replayed = done, total
+        self.why = f"recovering: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB of the log replayed"
 
     async def catch_up(self) -> None:
         """Serve once nothing can be missing: a coordinator has answered, or most shards together have.
@@ -156,7 +162,7 @@ class Lifecycle:
             if shard == self._settings.node or place is None:
                 continue
             try:
-                client = await StreamClient.connect(*place, self._hello())
+                client = await StreamClient.connect(*place, self._hello(), tls=self._settings.peer_tls)
                 try:
                     async with asyncio.timeout(ASK_PEERS_AFTER_S):
                         raw = await client.request("fetch", self.wanted())
@@ -253,6 +259,14 @@ class Lifecycle:
             view.cluster = view.cluster or cluster
             view.slot_map = slot_map or view.slot_map
             view.registry = registry
+            self._news.set()
+            self._news = asyncio.Event()
+
+    async def learn(self, number: int) -> None:
+        """Until this shard has a change without a key that somebody knows of."""
+        self.line.hurry()
+        while self.view.number < number:
+            await self._news.wait()
 
     async def _enter_durably(self, entries: Sequence[Entry]) -> None:
         """Enter changes without a key into the index. Each is harmless when it is entered again."""

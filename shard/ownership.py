@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from sarp_cluster.cluster.placement import ID_BYTES, slot_of
 from sarp_cluster.cluster.slot_map import SlotMap
 from sarp_cluster.cluster.view import ClusterView
@@ -14,11 +12,9 @@ from sarp_cluster.errors import RecoveringError, WrongShardError
 class Ownership:
     """Judges stretches."""
 
-    def __init__(self, shard: str, view: ClusterView, behind: Callable[[], None]) -> None:
+    def __init__(self, shard: str, view: ClusterView) -> None:
         self._shard = shard
         self._view = view
-        self._behind = behind
-        """Called when somebody knows more than this shard."""
 
     def check_number(self, number: int) -> None:
         """Raise RecoveringError where the caller knows of changes without a key that this shard does not.
@@ -26,7 +22,6 @@ class Ownership:
         So what a router knows to be cleared comes from no shard any more, even from one that no coordinator reaches.
         """
         if number > self._view.number:
-            self._behind()
             raise RecoveringError(f"this shard has not heard of change {number} yet")
 
     def check(self, block_ids: bytes, key: NamespaceKey, position: int, epoch: int | None) -> None:

@@ -293,6 +293,14 @@ class LocalCluster:
         self._stops[name].set()
         await self._tasks.pop(name)
 
+    async def restart(self, name: str) -> None:
+        """End a shard, if it has not ended, and start it again, at another address."""
+        if name in self._tasks:
+            await self.stop(name)
+        self.shards[name] = ShardService(self.settings(name), CONFIG)
+        self._run(name, self.shards[name])
+        await self.until_ready()
+
     async def close(self) -> None:
         for stop in self._stops.values():
             stop.set()

@@ -45,8 +45,9 @@ class AsyncClient:
     """A client of one cluster, for one credential and one tenant.
 
     `url`: addresses of routers, separated by commas; the next one is asked when one fails. http:// and https:// take
-    the HTTP wire, sarp:// the stream. `direct`: matches and changes go straight to the shards, by slot map; the streams
-    of these must be reachable. `batch_matches`: matches asked for in the same turn of the loop go as one batch.
+    the HTTP wire, sarp:// and sarps:// the stream; with TLS all, or none. `direct`: matches and changes go straight to
+    the shards, by slot map; the streams of these must be reachable. `batch_matches`: matches asked for in the same turn
+    of the loop go as one batch. `tls`: whom to trust, in place of the system's authorities.
 
     Every call has a deadline, in which its retries are. It raises a CallError (see sarp_cluster.client.errors).
     """
@@ -61,9 +62,14 @@ class AsyncClient:
         batch_matches: bool = False,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        credentials = Credentials(credential, tenant)
+        addresses = parse_addresses(url)
+        if not addresses[0].secure:
+            tls = None
+        elif tls is None:
+            tls = ssl.create_default_context()
+        credentials = Credentials(credential, tenant, tls)
         self.budget = RetryBudget()
-        self._routers = Attempts(open_transports(parse_addresses(url), credentials, tls), self.budget)
+        self._routers = Attempts(open_transports(addresses, credentials, tls), self.budget)
         self._direct = Direct(self._routers, credentials) if direct else None
         self._batches = MatchBatches(self._routers) if batch_matches and not direct else None
 

@@ -29,6 +29,9 @@ from sarp_cluster.wire.operations import OPERATIONS
 ATTEMPTS: Final = 2
 """Plans a request gets. The second is no retry: the shard refused the first before it did anything."""
 
+LOOK_AGAIN_S: Final = 1.0
+"""While a shard does not answer, its address is asked for so often at most."""
+
 
 class Direct:
     """The shards. Matches, inserts, removals and batches go to them, everything else to the routers."""
@@ -37,9 +40,12 @@ class Direct:
         self._routers = routers
         self._credentials = credentials
         self._slot_map: SlotMap | None = None
+        self._number = 0
+        """Of the last change without a key that is known here: a shard that knows less must not answer yet."""
         self._shards: dict[str, tuple[tuple[str, int], StreamTransport]] = {}
         self._namespaces: dict[str, Namespace] = {}
         self._refreshing: asyncio.Task[None] | None = None
+        self._fetched_at = float("-inf")
 
     async def close(self) -> None:
         """Let go of all connections."""
@@ -74,6 +80,13 @@ class Direct:
             raise DeadlineError("the slot map was not there in time")
         self._refreshing.result()
 
+    def _look_again(self) -> None:
+        """A shard does not answer: it may have another address by now. Nobody waits for that."""
+        idle = self._refreshing is None or self._refreshing.done()
+        if idle and asyncio.get_running_loop().time() - self._fetched_at > LOOK_AGAIN_S:
+            self._refreshing = asyncio.get_running_loop().create_task(self._fetch())
+            self._refreshing.add_done_callback(_forget)
+
     async def _refreshed(self, ends: float) -> bool:
         """The same, where what the shards said tells more than why it failed."""
         try:
@@ -83,6 +96,7 @@ class Direct:
         return True
 
     async def _fetch(self) -> None:
+        self._fetched_at = asyncio.get_running_loop().time()
         deadline_ms = limits.CONTROL_DEADLINE_MS
         slots: messages.SlotsReply = await self._routers.ask("slots", messages.Empty(), deadline_ms)
         listed: messages.NamespaceList = await self._routers.ask("list_namespaces", messages.Empty(), deadline_ms)
@@ -99,6 +113,7 @@ class Direct:
         # A router that is behind must not take us back.
         if self._slot_map is None or fetched.epoch >= self._slot_map.epoch:
             self._slot_map = fetched
+        self._number = max(self._number, slots.number)
         self._namespaces |= {one.namespace: Namespace(one) for one in listed.namespaces}
         for shard, places in slots.addresses.items():
             place = split_address(places.get("stream", ""))
@@ -158,11 +173,13 @@ class Direct:
         if left_s <= 0:
             return "deadline"
         sent = planning.match_request(request, piece, slot_map.epoch, max(1, int(left_s * SLICE * 1000)), alone)
+        sent.number = self._number
         try:
             return await self._shard(piece.stretch.shard).ask(OPERATIONS["match"], sent, left_s)
         except DeadlineError:
             return "shard_slow"
         except UnreachableError:
+            self._look_again()
             return "shard_down"
         except CallError as error:
             return "wrong_shard" if error.code == "wrong_shard" else _reason(error)
@@ -189,6 +206,8 @@ class Direct:
             pieces = planning.plan_change(
                 request, sequence(request, namespace.spec), key, self._map(), max(1, int(left_s * SLICE * 1000))
             )
+            for piece in pieces:
+                piece.request.number = self._number
             results = await asyncio.gather(*(self._do(piece.shard, name, piece.request, left_s) for piece in pieces))
             errors = [result for result in results if isinstance(result, messages.ErrorBody)]
             if not errors:
@@ -199,7 +218,9 @@ class Direct:
             failed = errors + failed
             if all(error.code != "wrong_shard" for error in errors):
                 break
-            if not await self._refreshed(ends) or attempt + 1 == ATTEMPTS or not planning.may_go_on(request, applied):
+            if not await self._refreshed(ends) or attempt + 1 == ATTEMPTS:
+                break
+            if not planning.may_go_on(request, applied, errors):
                 break
         raise error_of(planning.joined_outcome(applied, failed))
 
@@ -208,6 +229,8 @@ class Direct:
         try:
             return await self._shard(shard).ask(OPERATIONS[name], request, left_s)
         except CallError as error:
+            if isinstance(error, UnreachableError):
+                self._look_again()
             return error.body
 
     # --- batches ------------------------------------------------------------------------------------------------------
@@ -234,9 +257,13 @@ class Direct:
             if len(pieces) > 1:
                 return None
             sent = planning.match_request(item, pieces[0], slot_map.epoch, item.deadline_ms, True)
+            sent.number = self._number
             return pieces[0].stretch.shard, sent
         changes = planning.plan_change(item, block_ids, key, slot_map, item.deadline_ms)
-        return (changes[0].shard, changes[0].request) if len(changes) == 1 else None
+        if len(changes) > 1:
+            return None
+        changes[0].request.number = self._number
+        return changes[0].shard, changes[0].request
 
     async def _send(
         self, shard: str, batch: Sequence[tuple[int, messages.BatchItem]], ends: float
@@ -256,6 +283,12 @@ class Direct:
         if len(results) < len(batch):
             await self._refreshed(ends)
         return results
+
+
+def _forget(task: asyncio.Task[None]) -> None:
+    """Whoever waits for it gets its error; often nobody does."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _reason(error: CallError) -> messages.Reason:

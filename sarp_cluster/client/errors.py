@@ -15,6 +15,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Final
 
+from sarp_cluster.errors import TooLargeError
 from sarp_cluster.wire.faults import RemoteError, status_of
 from sarp_cluster.wire.messages import ErrorBody, Outcome
 
@@ -59,10 +60,18 @@ class UnreachableError(CallError):
 
 
 class DeadlineError(CallError):
-    """The time was over before the answer was there."""
+    """The time was over before the answer was there. `sent`: the request may have reached a node."""
 
-    def __init__(self, message: str, *, change: bool = False) -> None:
-        super().__init__(ErrorBody(code="timeout", message=message, outcome="unknown" if change else None))
+    def __init__(self, message: str, *, sent: bool = True, change: bool = False) -> None:
+        outcome: Outcome = "unknown" if sent else "not_applied"
+        super().__init__(ErrorBody(code="timeout", message=message, outcome=outcome if change else None))
+
+
+def unsendable(error: Exception, *, change: bool) -> RefusedError:
+    """Of a message that cannot be sent at all: over the limit, or with an integer over 64 bits."""
+    code = "too_large" if isinstance(error, TooLargeError) else "bad_request"
+    outcome: Outcome | None = "not_applied" if change else None
+    return RefusedError(ErrorBody(code=code, message=str(error), field="body", outcome=outcome))
 
 
 def error_of(body: ErrorBody) -> CallError:

@@ -13,7 +13,7 @@ import msgspec
 from yarl import URL
 
 from sarp_cluster import limits
-from sarp_cluster.client.errors import DeadlineError, UnreachableError, error_of
+from sarp_cluster.client.errors import DeadlineError, UnreachableError, error_of, unsendable
 from sarp_cluster.client.transport import Credentials
 from sarp_cluster.errors import BadRequestError
 from sarp_cluster.wire import messages
@@ -60,7 +60,10 @@ class HttpTransport:
         """The reply."""
         if self._session is None:
             raise UnreachableError(f"{self.address}: the client is closed", sent=False, change=operation.change)
-        url, body = self._request(operation, message)
+        try:
+            url, body = self._request(operation, message)
+        except OverflowError as error:
+            raise unsendable(error, change=operation.change) from error
         limit = aiohttp.ClientTimeout(total=timeout_s, sock_connect=limits.CONNECT_TIMEOUT_MS / 1000)
         try:
             async with self._session.request(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from sarp_cluster.client.errors import DeadlineError, NotNowError, UnreachableError, error_of
+from sarp_cluster.client.errors import DeadlineError, NotNowError, UnreachableError, error_of, unsendable
 from sarp_cluster.client.transport import Credentials
-from sarp_cluster.errors import BadRequestError, ConnectionLostError, OverloadedError
+from sarp_cluster.errors import BadRequestError, ConnectionLostError, OverloadedError, TooLargeError
 from sarp_cluster.wire import messages
 from sarp_cluster.wire.codec import decode
 from sarp_cluster.wire.faults import RemoteError, describe
@@ -20,7 +20,7 @@ class StreamTransport:
 
     def __init__(self, address: str, place: tuple[str, int], credentials: Credentials) -> None:
         self.address = address
-        self._peer = Peer(lambda: place, credentials.hello)
+        self._peer = Peer(lambda: place, credentials.hello, tls=credentials.tls)
         self._running: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -50,6 +50,8 @@ class StreamTransport:
             raise UnreachableError(f"{self.address}: {error}", sent=True, change=change) from error
         except OverloadedError as error:
             raise NotNowError(describe(error, change=change)) from error
+        except (TooLargeError, OverflowError) as error:
+            raise unsendable(error, change=change) from error
         except BadRequestError as error:
             raise UnreachableError(
                 f"{self.address}: its reply makes no sense: {error}", sent=True, change=change
@@ -66,7 +68,8 @@ class StreamTransport:
             async with asyncio.timeout(timeout_s):
                 await self._peer.tried.wait()
         except TimeoutError:
-            pass
+            text = f"{self.address}: no connection in time"
+            raise DeadlineError(text, sent=False, change=operation.change) from None
         if not self._peer.connected:
             refusal = self._peer.refusal
             if refusal is not None:

@@ -16,7 +16,7 @@ from sarp_cluster.wire.control import PROTOCOL_VERSION, Hello
 from sarp_cluster.wire.operations import Operation
 
 Timed = TypeVar("Timed", bound=messages.MatchRequest | messages.Change)
-Scheme: TypeAlias = Literal["http", "https", "sarp"]
+Scheme: TypeAlias = Literal["http", "https", "sarp", "sarps"]
 
 SLICE = 0.9
 """Of what is left of a deadline, what the node is told: the rest is for the way back."""
@@ -28,6 +28,11 @@ class Address(NamedTuple):
     scheme: Scheme
     host: str
     port: int
+
+    @property
+    def secure(self) -> bool:
+        """Is it spoken to with TLS?"""
+        return self.scheme in ("https", "sarps")
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -41,6 +46,8 @@ class Credentials(NamedTuple):
     """The bearer token; empty: none."""
     tenant: str = ""
     """For a credential with several."""
+    tls: ssl.SSLContext | None = None
+    """Streams are opened with it, those to shards, too."""
 
     def hello(self) -> Hello:
         """What a stream begins with."""
@@ -65,10 +72,12 @@ class Transport(Protocol):
 
 
 def parse_addresses(text: str) -> list[Address]:
-    """Addresses separated by commas: http://HOST:PORT, https://HOST:PORT, sarp://HOST:PORT (the stream)."""
+    """Addresses separated by commas: http://HOST:PORT, https://HOST:PORT, sarp://HOST:PORT (the stream), sarps://HOST:PORT."""
     found = [_parse(one.strip()) for one in text.split(",") if one.strip()]
     if not found:
         raise BadRequestError("url: no address", field="url")
+    if len({one.secure for one in found}) > 1:
+        raise BadRequestError("url: some addresses are with TLS and some without", field="url")
     if len(found) > limits.ADDRESSES_MAX:
         raise TooLargeError(f"url: {len(found)} addresses are over the limit of {limits.ADDRESSES_MAX}", field="url")
     return found
@@ -83,13 +92,16 @@ def _parse(text: str) -> Address:
     rest = (parts.path.strip("/"), parts.query, parts.fragment, parts.username, parts.password)
     if host is None or port is None or any(rest):
         raise BadRequestError(
-            f"url: {text!r} is not http://HOST:PORT, https://HOST:PORT or sarp://HOST:PORT", field="url"
+            f"url: {text!r} is not http://HOST:PORT, https://HOST:PORT, sarp://HOST:PORT or sarps://HOST:PORT",
+            field="url",
         )
     match parts.scheme:
-        case "http" | "https" | "sarp" as scheme:
+        case "http" | "https" | "sarp" | "sarps" as scheme:
             return Address(scheme, host, port)
         case _:
-            raise BadRequestError(f"url: {text!r} does not begin with http://, https:// or sarp://", field="url")
+            raise BadRequestError(
+                f"url: {text!r} does not begin with http://, https://, sarp:// or sarps://", field="url"
+            )
 
 
 def open_transports(
@@ -102,7 +114,7 @@ def open_transports(
 
     return [
         StreamTransport(str(one), (one.host, one.port), credentials)
-        if one.scheme == "sarp"
+        if one.scheme in ("sarp", "sarps")
         else HttpTransport(str(one), credentials, tls)
         for one in addresses
     ]

@@ -244,7 +244,7 @@ class WorkerWriter:
                 self._empty.set()
             if waiting.reply.done():
                 continue
-            if isinstance(result, messages.InsertReply) and not result.applied:
+            if isinstance(result, messages.InsertReply | messages.RemoveReply) and not result.applied:
                 waiting.reply.set_exception(self._seq_used(waiting))
             elif isinstance(result, CallError):
                 waiting.reply.set_exception(result)

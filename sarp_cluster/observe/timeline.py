@@ -124,8 +124,8 @@ class Timeline:
                 await aiofiles.os.replace(path, _older(path))
                 self._lines, self._torn = 0, False
             data = b"".join(_encoder.encode(event) + b"\n" for event in batch)
-            async with aiofiles.open(path, "ab") as file:
-                await file.write(b"\n" + data if self._torn else data)
+            # In one go: a file that is opened in a thread for whoever is cancelled meanwhile is closed by nobody.
+            await asyncio.to_thread(_append_to, path, b"\n" + data if self._torn else data)
         except OSError as error:
             self.failed += 1
             self._torn = True
@@ -143,6 +143,11 @@ class Timeline:
 
 def _older(path: Path) -> Path:
     return path.with_name(f"{path.name}.1")
+
+
+def _append_to(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
 
 
 async def _read(path: Path, kept: int) -> tuple[list[bytes], bool]:

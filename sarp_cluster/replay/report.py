@@ -76,6 +76,10 @@ class ReplayReport:
     """At the end of the trace, back-fill still pending."""
     found: FoundStore | None = None
     """What was there before; None: the store was empty."""
+    cluster: str | None = None
+    """The cluster it was replayed through; what only an index tells is not known then. None: an index here."""
+    incomplete: int = 0
+    """Answers of a cluster that may have been shorter than what is there, because a shard did not answer."""
 
     @property
     def resident_bytes_per_block(self) -> float:
@@ -109,8 +113,24 @@ class ReplayReport:
             "requests_per_s": self.requests_per_s,
             "found": None if self.found is None else asdict(self.found),
         }
+        if self.cluster is not None:
+            fields |= dict.fromkeys(INDEX_FIELDS)
+            fields |= {"cluster": self.cluster, "incomplete": self.incomplete}
         return json.dumps(fields)
 
+
+INDEX_FIELDS: Final = (
+    "reads_mean",
+    "waves_mean",
+    "candidates",
+    "routing_entries",
+    "registrations",
+    "segments",
+    "blocks",
+    "resident_bytes_per_block",
+    "disk_bytes_per_block",
+)
+"""What only an index tells; its columns stand together in the table, in this order."""
 
 COLUMNS: Final = (
     ("trace", ""),
@@ -131,6 +151,9 @@ COLUMNS: Final = (
     ("insert µs", "mean/p50/p99"),
     ("requests", "/s"),
 )
+
+INDEX_COLUMN: Final = 5
+"""The first column that only an index tells."""
 
 EXPLANATION: Final = """\
 One row a trace. Each request matches its context, then inserts what it has computed, as an engine would.
@@ -161,6 +184,12 @@ WARM: Final = (
 )
 
 
+CLUSTER: Final = (
+    "Replayed through a cluster: times are those of the client. Reads, candidates, memory and disk are",
+    "the shards' own and not told to clients; `sarp status` and /metrics of each shard have them.",
+)
+
+
 def table(reports: Sequence[ReplayReport]) -> str:
     """The reports as aligned plain text, one row a trace, ending in a newline.
 
@@ -184,10 +213,25 @@ def _notes(reports: Sequence[ReplayReport]) -> list[str]:
         for report in reports
         if report.found is not None
     ]
-    return [*notes, *WARM] if notes else []
+    if notes:
+        notes += WARM
+    if any(report.cluster is not None for report in reports):
+        notes += CLUSTER
+    incomplete = sum(report.incomplete for report in reports)
+    if incomplete:
+        notes.append(f"{incomplete:,} answers were cut short because a shard did not answer: they count as loss.")
+    return notes
 
 
 def _cells(report: ReplayReport) -> tuple[str, ...]:
+    cells = _all_cells(report)
+    if report.cluster is None:
+        return cells
+    first = INDEX_COLUMN
+    return (*cells[:first], *("-" for _ in INDEX_FIELDS), *cells[first + len(INDEX_FIELDS) :])
+
+
+def _all_cells(report: ReplayReport) -> tuple[str, ...]:
     return (
         report.trace if report.found is None else f"{report.trace} *",
         f"{report.requests:,}",

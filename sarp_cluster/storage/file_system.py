@@ -49,6 +49,14 @@ class FileSystem:
                 data += more
         return data
 
+    def will_read(self, path: Path, begin: int) -> None:
+        """A file is read from an offset on soon: the disk may begin with all of it now. Does not wait for that."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.posix_fadvise(descriptor, begin, 0, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)
+
     def open_to_read(self, path: Path) -> int:
         """A descriptor of a file that is there, to read from and to `sync`."""
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -198,8 +198,12 @@ class _Recovery:
         sizes = {number: self._file_system.size(path) for number, path in self._files.items()}
         begin = start.offset if start is not None else 0
         total, previous = sum(sizes.values()) - begin, start.file - 1 if start is not None else 0
-        if start is not None and sizes.get(start.file, -1) < start.offset:
-            raise CorruptRecordError(f"{self._directory / log_file_name(start.file)} ends before the snapshot does")
+        if start is not None:
+            if sizes.get(start.file, -1) < start.offset:
+                raise CorruptRecordError(f"{self._directory / log_file_name(start.file)} ends before the snapshot does")
+            # A tail is short: the disk reads all of it while the first of it is replayed.
+            for number, path in self._files.items():
+                self._file_system.will_read(path, begin if number == start.file else 0)
         for number, path in self._files.items():
             between = set(range(previous + 1, number))
             if between & self._lost:

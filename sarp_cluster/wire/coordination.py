@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
@@ -18,6 +19,9 @@ from sarp_cluster.wire.stream_client import Peer
 logger: Final = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S: Final = limits.HEARTBEAT_MS / 1000 * 3
+
+HURRIED_S: Final = 0.02
+"""From one heartbeat to the next at least, however much hurry there is: callers can make some."""
 
 
 class Reporting(Protocol):
@@ -48,6 +52,7 @@ class CoordinatorLine:
         hello: Callable[[], Hello],
         node: Reporting,
         *,
+        tls: ssl.SSLContext | None = None,
         interval_s: float = limits.HEARTBEAT_MS / 1000,
     ) -> None:
         self._addresses = list(addresses)
@@ -55,7 +60,7 @@ class CoordinatorLine:
         self._node = node
         self._interval_s = interval_s
         self._now = asyncio.Event()
-        self.peer = Peer(self._address, hello)
+        self.peer = Peer(self._address, hello, tls=tls)
         self.heard_at: float | None = None
         """Loop time at which the leader answered last."""
 
@@ -76,8 +81,10 @@ class CoordinatorLine:
 
     async def _beat(self) -> None:
         loop = asyncio.get_running_loop()
+        hurried = False
         while True:
             self._now.clear()
+            began = loop.time()
             try:
                 async with asyncio.timeout(CALL_TIMEOUT_S):
                     await self.peer.wait_connected()
@@ -87,8 +94,14 @@ class CoordinatorLine:
                 if reply.leading:
                     self.heard_at = loop.time()
                     self._node.heard(reply, sent_at)
-                    if self._node.behind(reply.epoch, reply.number):
+                    lacking = self._node.behind(reply.epoch, reply.number)
+                    if lacking:
                         await self.fetch(self.peer.call)
+                    # A shard that has all there is may serve once the coordinator has said so. No two heartbeats in a
+                    # row are hurried for that, however fast things change.
+                    hurried = lacking and not hurried and not self._node.behind(reply.epoch, reply.number)
+                    if hurried:
+                        self.hurry()
                 else:
                     self._next_coordinator()
             except (SarpError, TimeoutError) as error:
@@ -99,6 +112,7 @@ class CoordinatorLine:
                     await self._now.wait()
             except TimeoutError:
                 pass
+            await asyncio.sleep(max(0.0, began + HURRIED_S - loop.time()))
 
     def _next_coordinator(self) -> None:
         if len(self._addresses) > 1:

@@ -82,7 +82,14 @@ class HttpServer:
         server = cls(service)
         loop = asyncio.get_running_loop()
         server._manager = _Manager(server)
-        server._server = await loop.create_server(server._manager, host, port, ssl=tls, backlog=1024)
+        server._server = await loop.create_server(
+            server._manager,
+            host,
+            port,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else limits.HEADER_TIMEOUT_MS / 1000,
+            backlog=1024,
+        )
         server._sweep()
         return server
 

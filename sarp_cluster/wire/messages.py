@@ -60,7 +60,7 @@ class Placed(Request, kw_only=True):
     """Where in its sequence the stretch begins that is sent; other positions count from there."""
     epoch: Annotated[int, Meta(ge=0, le=limits.SEQ_MAX)] | None = None
     """Of the slot map by which the stretch was cut; required when `position` is not 0."""
-    number: int = 0
+    number: Annotated[int, Meta(ge=0, le=limits.SEQ_MAX)] = 0
     """Of the last change without a key that the caller knows: a shard that knows less catches up before it answers."""
 
 
@@ -188,6 +188,8 @@ class InsertReply(Reply, kw_only=True):
 class RemoveReply(Reply, kw_only=True):
     """The change is in the index."""
 
+    applied: bool = True
+    """False: its seq says that it was before."""
     segments_changed: int
     durable: bool
     epoch: int

@@ -10,10 +10,10 @@ import signal
 import ssl
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from sarp_cluster.cluster.view import join_address, split_address
 from sarp_cluster.core.namespace import SECRET_BYTES_MAX, SECRET_BYTES_MIN
@@ -46,6 +46,9 @@ class NodeSettings:
     coordinators: tuple[tuple[str, int], ...] = ()
     authenticator: Authenticator
     tls: ssl.SSLContext | None = None
+    """Both wires are served with it."""
+    peer_tls: ssl.SSLContext | None = None
+    """Other nodes are called with it, where there is one for serving."""
     insecure: bool = False
 
     @property
@@ -79,8 +82,16 @@ def add_node_arguments(parser: argparse.ArgumentParser, *, node: str, http_port:
     parser.add_argument(
         "--credentials", type=Path, metavar="FILE", help="who may do what (`sarp credential` makes entries)"
     )
-    parser.add_argument("--tls-certificate", type=Path, metavar="FILE", help="serve HTTPS with this certificate chain")
+    parser.add_argument(
+        "--tls-certificate", type=Path, metavar="FILE", help="serve both wires with this certificate chain"
+    )
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key")
+    parser.add_argument(
+        "--tls-ca",
+        type=Path,
+        metavar="FILE",
+        help="whom other nodes' certificates have to be signed by (default: the system's)",
+    )
     parser.add_argument(
         "--insecure",
         action="store_true",
@@ -112,11 +123,13 @@ def node_settings(arguments: argparse.Namespace) -> NodeSettings:
             "--credentials, or --insecure if whoever reaches the port may do everything",
             field="host",
         )
-    tls = None
+    tls = peer_tls = None
     if arguments.tls_certificate is not None:
         tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         tls.minimum_version = ssl.TLSVersion.TLSv1_2
         tls.load_cert_chain(arguments.tls_certificate, arguments.tls_key)
+        peer_tls = ssl.create_default_context(cafile=arguments.tls_ca)
+        peer_tls.minimum_version = ssl.TLSVersion.TLSv1_2
     return NodeSettings(
         node=arguments.name,
         directory=arguments.directory,
@@ -128,6 +141,7 @@ def node_settings(arguments: argparse.Namespace) -> NodeSettings:
         coordinators=tuple(coordinators),
         authenticator=Authenticator(credentials, node_token(secret)),
         tls=tls,
+        peer_tls=peer_tls,
         insecure=arguments.insecure,
     )
 
@@ -166,7 +180,7 @@ class Servers:
     @classmethod
     async def start(cls, service: Service, settings: NodeSettings) -> Servers:
         """Listen on both."""
-        stream = await StreamServer.start(service, settings.host, settings.stream_port)
+        stream = await StreamServer.start(service, settings.host, settings.stream_port, tls=settings.tls)
         try:
             http = await HttpServer.start(service, settings.host, settings.http_port, tls=settings.tls)
         except BaseException:
@@ -177,6 +191,25 @@ class Servers:
     async def close(self, finish_s: float = FINISH_S) -> None:
         """Stop listening, finish what is in flight, drop the rest."""
         await asyncio.gather(self._stream.close(finish_s), self._http.close(finish_s))
+
+
+async def until(stop: asyncio.Event, *work: Coroutine[Any, Any, None]) -> None:
+    """Do all of these until `stop` is set or one of them raises, which is raised; the others are cancelled."""
+    stopping = asyncio.ensure_future(stop.wait())
+    tasks = {asyncio.ensure_future(one) for one in work}
+    try:
+        running = set(tasks)
+        while running and not stopping.done():
+            done, _ = await asyncio.wait({*running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done & running:
+                task.result()
+            running -= done
+        if not stopping.done():
+            await stopping
+    finally:
+        for task in (*tasks, stopping):
+            task.cancel()
+        await asyncio.gather(*tasks, stopping, return_exceptions=True)
 
 
 class Running(Protocol):

@@ -107,13 +107,15 @@ def join_matches(
         if reach[3]
     ]
     workers.sort(key=lambda one: (-one.remote, one.worker, one.dp_rank))
+    if request.detail == "none":
+        workers = []
     if request.max_workers is not None and len(workers) > request.max_workers:
         del workers[request.max_workers :]
         truncated = True
     return messages.MatchReply(
         matched_blocks=matched,
         matched_tokens=matched * block_size,
-        workers=[] if request.detail == "none" else workers,
+        workers=workers,
         truncated=truncated,
         complete=not degraded,
         degraded=degraded,
@@ -271,6 +273,7 @@ def join_inserts(replies: Sequence[messages.InsertReply]) -> messages.InsertRepl
 def join_removes(replies: Sequence[messages.RemoveReply]) -> messages.RemoveReply:
     """The same for a removal."""
     return messages.RemoveReply(
+        applied=any(reply.applied for reply in replies),
         segments_changed=sum(reply.segments_changed for reply in replies),
         durable=all(reply.durable for reply in replies),
         epoch=max(reply.epoch for reply in replies),
@@ -296,10 +299,12 @@ def joined_outcome(applied: int, errors: Sequence[messages.ErrorBody]) -> messag
     )
 
 
-def may_go_on(request: messages.InsertRequest | messages.RemoveRequest, applied: int) -> bool:
+def may_go_on(
+    request: messages.InsertRequest | messages.RemoveRequest, applied: int, errors: Sequence[messages.ErrorBody]
+) -> bool:
     """May a change of which some parts were refused as wrong_shard be planned anew, under the same seq?
 
-    Not when a shard has applied a part: if the new map gives it another one as well, it would take that for a
-    repetition. The caller sends all again, with a new seq.
+    Not when a shard has applied a part, or may have: if the new map gives it another one as well, it would take that
+    for a repetition. The caller sends all again, with a new seq.
     """
-    return request.seq is None or not applied
+    return request.seq is None or not (applied or any(error.outcome != "not_applied" for error in errors))

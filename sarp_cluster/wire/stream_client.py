@@ -157,10 +157,12 @@ class Peer:
         hello: Callable[[], Hello],
         *,
         tls: ssl.SSLContext | None = None,
+        reconnect_ms_max: int = limits.RECONNECT_MS_MAX,
     ) -> None:
         self._address = address
         self._hello = hello
         self._tls = tls
+        self._pause_s_max = reconnect_ms_max / 1000
         self.client: StreamClient | None = None
         self.failure = "not connected yet"
         """Why there is no connection."""
@@ -213,7 +215,7 @@ class Peer:
                     async with asyncio.timeout(pause_s):
                         await self._nudge.wait()
                 except TimeoutError:
-                    pause_s = min(pause_s * 2, limits.RECONNECT_MS_MAX / 1000)
+                    pause_s = min(pause_s * 2, self._pause_s_max)
         finally:
             if self.client is not None:
                 self.client.close()

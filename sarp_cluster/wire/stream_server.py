@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections import deque
 from collections.abc import Coroutine
 from typing import Any, Final, cast
@@ -46,11 +47,18 @@ class StreamServer:
         self._server: asyncio.Server | None = None
 
     @classmethod
-    async def start(cls, service: Service, host: str, port: int) -> StreamServer:
+    async def start(cls, service: Service, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> StreamServer:
         """Listen. Port 0 takes a free one; `address` says which."""
         server = cls(service)
         loop = asyncio.get_running_loop()
-        server._server = await loop.create_server(lambda: StreamConnection(server), host, port, backlog=1024)
+        server._server = await loop.create_server(
+            lambda: StreamConnection(server),
+            host,
+            port,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else limits.HEADER_TIMEOUT_MS / 1000,
+            backlog=1024,
+        )
         return server
 
     @property

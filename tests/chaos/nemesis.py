@@ -26,9 +26,8 @@ PAUSE_S: Final = (2.0, 5.0)
 STOP_S_MAX: Final = 3 * limits.PROBE_MS / 1000
 LOOK_S: Final = 0.1
 LOOK_LIMIT_S: Final = 0.5
-GRACE_S: Final = 1.0
-"""For which a shard that is ready again is excused still: routers try to connect each RECONNECT_MS_MAX, and give up
-after CONNECT_TIMEOUT_MS what they began while it was stopped."""
+GRACE_S: Final = 0.5
+"""For which a shard that is ready again is excused still: routers look for it each SHARD_RECONNECT_MS_MAX."""
 
 
 class Blow(NamedTuple):

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -19,6 +17,7 @@ from typing import Any, Final
 
 import pytest
 
+from sarp_cluster.storage.verify import verify
 from sarp_cluster.up import LocalCluster, Ports, running
 from tests.chaos.nemesis import Blow, Nemesis
 from tests.chaos.workload import ROOT, SECRET, SHARDS, sessions, splits
@@ -42,6 +41,7 @@ def prepared(directory: Path) -> LocalCluster:
         directory=directory,
         ports=Ports.free(len(SHARDS), ROUTERS),
         splits=directory / "splits.json",
+        index=["retrieval_max=none"],  # each answer is the longest there is, or something is wrong
         verbose=True,
     )
     cluster.secret_file.write_bytes(SECRET)
@@ -97,21 +97,10 @@ def checked(directory: Path) -> dict[str, Any]:
     """The report of the checker's process."""
     command = [sys.executable, "-m", "tests.chaos.check", str(directory / "ledger"), str(directory / "faults")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)  # noqa: S603
-    report: dict[str, Any] = json.loads(done.stdout or b'{"wrong": "the checker failed"}')
+    report: dict[str, Any] = json.loads(done.stdout or b'{"wrong": {"checker": ["it failed; checker.log says why"]}}')
     (directory / "checker.log").write_bytes(done.stderr)
     (directory / "report.json").write_bytes(done.stdout)
     return report
-
-
-def end_what_is_left(cluster: LocalCluster) -> None:
-    """A coordinator that was just dead when the cluster ended has ended no shard."""
-    for shard in SHARDS:
-        pid = cluster.shard_pid(shard)
-        try:
-            if pid and str(cluster.directory).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                os.kill(pid, signal.SIGKILL)
-        except OSError:
-            pass  # it is gone
 
 
 async def rounds(cluster: LocalCluster, directory: Path, seed: int, *, calm_s: float, rage_s: float) -> None:
@@ -139,15 +128,29 @@ async def rounds(cluster: LocalCluster, directory: Path, seed: int, *, calm_s: f
             nemesis.save(directory / "faults")
 
 
+def looked_over(cluster: LocalCluster) -> dict[str, list[str]]:
+    """What the ended cluster has left that must not be there: damage in its stores, errors in its logs."""
+    shards = cluster.directory / "coordinator" / "shards"
+    found = {"damaged store": [shard for shard in SHARDS if not verify(shards / shard / "index").clean]}
+    found["logged"] = [
+        f"{log.name}: {line}"
+        for log in sorted(cluster.directory.rglob("*.log"))
+        for line in log.read_text().splitlines()
+        if " ERROR " in line or line.startswith("Traceback")
+    ]
+    return {kind: what for kind, what in found.items() if what}
+
+
 def chaos(directory: Path, seed: int, *, calm_s: float, rage_s: float) -> dict[str, Any]:
     """One run; what the checker says of it."""
     cluster = prepared(directory / "cluster")
     try:
         asyncio.run(rounds(cluster, directory, seed, calm_s=calm_s, rage_s=rage_s))
     finally:
-        end_what_is_left(cluster)
         print(f"ledger, faults and the nodes' logs: {directory}")  # noqa: T201
-    return checked(directory)
+    report = checked(directory)
+    report["wrong"] |= looked_over(cluster)
+    return report
 
 
 def judge(report: dict[str, Any]) -> None:

@@ -188,16 +188,13 @@ def test_every_code_is_the_callers_fault_or_worth_another_try() -> None:
 
 
 def test_addresses_are_read() -> None:
-    assert parse_addresses(" http://a:1, sarp://[::1]:2,https://c:3 ,") == [
-        Address("http", "a", 1),
-        Address("sarp", "::1", 2),
-        Address("https", "c", 3),
-    ]
+    assert parse_addresses(" http://a:1, sarp://[::1]:2 ,") == [Address("http", "a", 1), Address("sarp", "::1", 2)]
+    assert parse_addresses("https://a:1,sarps://b:2") == [Address("https", "a", 1), Address("sarps", "b", 2)]
     assert str(parse_addresses("sarp://[::1]:2")[0]) == "sarp://[::1]:2"
 
 
 NO_ADDRESSES = """, 127.0.0.1:7100 ftp://a:1 http://a http://a:x http://a:99999 http://:1 http://u:p@a:1 http://a:1/path
-http://a:1?q http://a:1#f sarp:// http://[::1:2"""
+http://a:1?q http://a:1#f sarp:// http://[::1:2 http://a:1,https://b:2"""
 
 
 @pytest.mark.parametrize("text", ["", *NO_ADDRESSES.split()])
@@ -205,6 +202,12 @@ def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(BadRequestError) as caught:
         parse_addresses(text)
     assert caught.value.field == "url"
+
+
+def test_a_token_does_not_go_in_clear_to_one_of_several() -> None:
+    for text in ("http://a:1,https://b:2", "sarp://a:1,sarps://b:2", "https://a:1,sarp://b:2"):
+        with pytest.raises(BadRequestError):
+            parse_addresses(text)
 
 
 def test_too_many_addresses_are_refused() -> None:

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sarp_cluster import limits
 from sarp_cluster.client import (
     AsyncClient,
     Client,
+    DeadlineError,
     NotNowError,
     RefusedError,
     UnreachableError,
@@ -21,12 +23,14 @@ from sarp_cluster.client import (
     match_request,
     remove_request,
 )
+from sarp_cluster.client.requests import pack_block_ids, pack_tokens
 from sarp_cluster.cluster.placement import placement_key
 from sarp_cluster.core.block_id import NamespaceKey
 from sarp_cluster.core.namespace import derive_namespace_key
+from sarp_cluster.errors import BadRequestError
 from sarp_cluster.types import HashProfile, NamespaceSpec, Worker
 from sarp_cluster.wire import messages
-from tests.local_cluster import SECRET, LocalCluster, credential, local_cluster, token_of
+from tests.local_cluster import SECRET, LocalCluster, credential, local_cluster, token_of, until
 
 WAYS = ["http", "http-batched", "sarp", "direct"]
 PATIENT_MS = 5_000
@@ -311,3 +315,87 @@ async def test_code_without_asyncio_has_a_client_too(tmp_path: Path) -> None:
             return found
 
         assert await asyncio.to_thread(use) == 3
+
+
+@pytest.mark.parametrize("way", ["sarp", "direct"])
+async def test_a_writer_goes_on_where_a_shard_was_started_again(tmp_path: Path, way: str) -> None:
+    """Whatever was given while the shard was away is there in the end, in its order."""
+    async with local_cluster(tmp_path, shards=("s0", "s1")) as cluster, client_of(cluster, way) as client:
+        namespace = await client.namespace("llama")
+        await client.register_worker("w")
+        prompts = [tokens(64, start) for start in range(0, 3_200, 100)]
+        async with client.writer("w") as writer:
+            await writer.insert(namespace, tokens=prompts[0])
+            await cluster.stop("s1")
+            waiting: list[asyncio.Task[Any]] = []
+            for number, prompt in enumerate(prompts):
+                waiting.append(asyncio.create_task(writer.insert(namespace, tokens=prompt)))
+                if number % 2:
+                    waiting.append(asyncio.create_task(writer.remove(namespace, tokens=prompt, first=1)))
+            await until(lambda: writer.retries > 1)
+            await cluster.restart("s1")
+            await asyncio.gather(*waiting)
+        found = [await client.match(namespace, tokens=one, deadline_ms=PATIENT_MS) for one in prompts]
+        assert [one.matched_blocks for one in found] == [1 if number % 2 else 4 for number in range(len(prompts))]
+        assert all(one.complete for one in found)
+
+
+@pytest.mark.parametrize("scheme", ["http", "sarp"])
+async def test_a_node_that_does_not_answer_costs_no_more_than_the_deadline(scheme: str) -> None:
+    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(65_536):
+            pass
+        writer.close()
+
+    server = await asyncio.start_server(swallow, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    loop = asyncio.get_running_loop()
+    async with AsyncClient(f"{scheme}://127.0.0.1:{port}") as client:
+        began = loop.time()
+        found = await client.match("n", block_ids=[1], deadline_ms=50)
+        assert (found.matched_blocks, found.complete, found.degraded) == (0, False, ["deadline"])
+        with pytest.raises(DeadlineError) as caught:
+            await client.insert("n", worker="w", block_ids=[1], deadline_ms=50)
+        assert caught.value.outcome == ("unknown" if scheme == "http" else "not_applied")
+        assert loop.time() - began < 5
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.mark.parametrize("way", ["http", "sarp"])
+async def test_a_request_may_be_as_long_as_the_limits_say(tmp_path: Path, way: str) -> None:
+    async with local_cluster(tmp_path) as cluster, client_of(cluster, way) as client:
+        namespace = await client.namespace("m", hash_profile="opaque")
+        longest = np.arange(1, limits.REQUEST_BLOCKS_MAX + 1)
+        assert (await client.match(namespace, block_ids=longest, deadline_ms=PATIENT_MS)).complete
+        with pytest.raises(RefusedError) as caught:
+            await client.match(namespace, block_ids=np.append(longest, 0), deadline_ms=PATIENT_MS)
+        assert (caught.value.code, caught.value.field) == ("too_large", "block_ids")
+        over = [match_request(namespace, block_ids=longest)] * (limits.BATCH_BYTES_MAX // longest.nbytes + 1)
+        with pytest.raises(RefusedError) as caught:
+            await client.batch(over, deadline_ms=PATIENT_MS)
+        assert caught.value.code == "too_large"
+        with pytest.raises(RefusedError) as caught:
+            await client.insert(namespace, worker="w", block_ids=[1], handle=2**70)
+        assert (caught.value.code, caught.value.outcome) == ("bad_request", "not_applied")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [[1, 2**64 - 1], np.array([1, 2**64 - 1], dtype=np.uint64), memoryview(bytes([1, *bytes(7), *[255] * 8]))],
+    ids=["list", "array", "memoryview"],
+)
+def test_block_ids_are_taken_in_every_form_in_which_engines_have_them(given: Any) -> None:
+    assert pack_block_ids(given) == bytes([1, *bytes(7), *[255] * 8])
+
+
+@pytest.mark.parametrize("given", [[-1], [2**32], ["1"], [1.5], np.array([-1]), np.array([1.5]), np.array([[1]])])
+def test_tokens_that_are_none_are_refused_by_name(given: Any) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        pack_tokens(given)
+    assert caught.value.field == "tokens"
+
+
+def test_tokens_of_any_integer_type_are_the_same() -> None:
+    for kind in (np.int32, np.int64, np.uint32, np.uint16, ">u4"):
+        assert pack_tokens(np.array([1, 500], dtype=kind)) == pack_tokens([1, 500]) == bytes([1, 0, 0, 0, 244, 1, 0, 0])

@@ -60,7 +60,7 @@ class Shard:
             (self.held.add if name == "insert" else self.held.discard)(item.block_ids)
         if name == "insert":
             return messages.InsertReply(applied=new, durable=True, blocks_added=1, epoch=1)
-        return messages.RemoveReply(segments_changed=1, durable=True, epoch=1)
+        return messages.RemoveReply(applied=new, segments_changed=1, durable=True, epoch=1)
 
     def _take(self, item: Any) -> messages.Reply | CallError:
         fate = self._plan.pop(0) if self._plan else "apply"
@@ -200,6 +200,9 @@ async def test_numbers_that_were_used_before_are_noticed() -> None:
     async with writer_for(shard) as writer:
         with pytest.raises(RefusedError) as caught:
             await writer.insert("n", block_ids=packed(1))
+        assert (caught.value.code, caught.value.outcome) == ("seq_used", "not_applied")
+        with pytest.raises(RefusedError) as caught:
+            await writer.remove("n", block_ids=packed(1))
         assert (caught.value.code, caught.value.outcome) == ("seq_used", "not_applied")
 
 

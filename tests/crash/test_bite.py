@@ -35,7 +35,7 @@ async def _durable_at_once(state: object) -> bool:
 
 
 def ack_before_sync(patch: Patch) -> None:
-    patch.setattr(insert_path, "_make_durable", _durable_at_once)
+    patch.setattr(insert_path, "make_durable", _durable_at_once)
 
 
 def no_file_sync(patch: Patch) -> None:

@@ -243,6 +243,6 @@ def test_the_same_seed_leaves_the_same(tmp_path: Path) -> None:
 
 def test_every_change_is_recorded() -> None:
     """A method that the real file system gets and this one does not would change the disk behind the record's back."""
-    looking = {"names", "exists", "size", "read", "space"}
+    looking = {"names", "exists", "size", "read", "will_read", "space"}
     methods = {name for name in vars(FileSystem) if not name.startswith("_")}
     assert methods - looking <= set(vars(CrashFileSystem))

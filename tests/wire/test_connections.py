@@ -34,8 +34,8 @@ def node(tmp_path: Path) -> Coordinator:
 
 
 @asynccontextmanager
-async def stream_of(node: Coordinator) -> AsyncIterator[tuple[StreamServer, str]]:
-    server = await StreamServer.start(node, "127.0.0.1", 0)
+async def stream_of(node: Coordinator, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[StreamServer, str]]:
+    server = await StreamServer.start(node, "127.0.0.1", 0, tls=tls)
     try:
         yield server, f"127.0.0.1:{server.address[1]}"
     finally:
@@ -357,14 +357,29 @@ async def test_a_head_over_the_limit_is_refused(node: Coordinator) -> None:
 # --- TLS --------------------------------------------------------------------------------------------------------------
 
 
+def served() -> ssl.SSLContext:
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(TLS / "certificate.pem", TLS / "key.pem")
+    return tls
+
+
+@pytest.mark.usefixtures("soon")
+async def test_who_does_not_shake_hands_is_dropped(node: Coordinator) -> None:
+    async with http_of(node, served()) as place, stream_of(node, served()) as (_, address):
+        for host, port in (place, address.split(":")):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            assert await reader.read() == b""
+            writer.transport.abort()
+
+
 async def test_http_is_served_with_tls(node: Coordinator) -> None:
-    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    served.load_cert_chain(TLS / "certificate.pem", TLS / "key.pem")
     trusting = ssl.create_default_context(cafile=str(TLS / "certificate.pem"))
-    async with http_of(node, served) as (_, port):
+    async with http_of(node, served()) as (_, port):
         async with PlainHttp(f"https://127.0.0.1:{port}", tls=trusting) as http:
             assert (await http.ask("GET", "/v1/events")).status == 200
         async with AsyncClient(f"https://127.0.0.1:{port}", tls=trusting) as client:
+            assert len(await client.events()) == 5
+        async with stream_of(node, served()) as (_, address), AsyncClient(f"sarps://{address}", tls=trusting) as client:
             assert len(await client.events()) == 5
         for url in (f"https://127.0.0.1:{port}", f"http://127.0.0.1:{port}"):
             async with AsyncClient(url) as distrustful:

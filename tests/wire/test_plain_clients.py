@@ -56,9 +56,11 @@ async def test_over_http(tmp_path: Path, media: str) -> None:
             {"op": "insert", **change, "block_ids": packed, "seq": 2},
         ]
         removed, matched, repeated = (await ask("POST", "/v1/batch", {"items": items}))["results"]
-        assert removed == {"segments_changed": 1, "durable": True, "epoch": 1}
+        assert removed == {"applied": True, "segments_changed": 1, "durable": True, "epoch": 1}
         assert matched["blocks"] == [[{"worker": "w", "dp_rank": 1, "tier": "gpu", "handle": 2**64 - 1}]]
         assert repeated["applied"] is False
+        again = await ask("POST", "/v1/remove", {**change, "block_ids": packed, "seq": 2})
+        assert again == {"applied": False, "segments_changed": 0, "durable": True, "epoch": 1}
         slots = await ask("GET", "/v1/slots")
         assert slots["shards"] == ["s0"]
         assert (await ask("POST", "/v1/workers/clear", {"worker": "w", "dp_rank": 1}))["generation"] == 1

@@ -196,7 +196,7 @@ class Alone:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("comes_back", ["empty", "as it was before", "with a foreign map"])
+@pytest.mark.parametrize("comes_back", ["empty", "as it was before", "with a foreign map", "after it stood still"])
 def test_redis_is_killed_and_lies_when_it_is_back(tmp_path: Path, redis: RedisServer, comes_back: str) -> None:
     with ExitStack() as stack:
         alone = Alone(tmp_path, redis, stack)
@@ -209,7 +209,10 @@ def test_redis_is_killed_and_lies_when_it_is_back(tmp_path: Path, redis: RedisSe
             [key] = redis.keys("sarp:*:slot_map")
             redis.command("SET", key, "http://elsewhere/")
         before, pid, lease_at = slots(one), one.pid(), time.monotonic()
-        redis.kill()
+        if comes_back == "after it stood still":
+            redis.signal(signal.SIGSTOP)
+        else:
+            redis.kill()
         alone.insert()
         until(lambda: not leads(one), "it to lead no more")
         assert time.monotonic() - lease_at < 10
@@ -221,7 +224,10 @@ def test_redis_is_killed_and_lies_when_it_is_back(tmp_path: Path, redis: RedisSe
             redis.forget()
         elif comes_back == "as it was before":
             redis.put_back("before")
-        redis.start()
+        if comes_back == "after it stood still":
+            redis.signal(signal.SIGCONT)
+        else:
+            redis.start()
         until(lambda: one.get("/readyz"), "it to lead again")
         until(lambda: slots(one) == before, "all that the shard knows to be taken over")
         assert one.pid() == pid

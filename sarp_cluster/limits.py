@@ -152,7 +152,7 @@ MEMBERSHIP_TIMEOUT_MS: Final = 2_000
 """A call of the membership backend that takes longer has failed."""
 
 MEMBERSHIP_LOAD_TIMEOUT_MS: Final = 60_000
-"""Reading all records takes no longer: a million entries take some ten seconds."""
+"""Reading all records takes no longer: a million entries take some twenty seconds."""
 
 MEMBERSHIP_MAP_BYTES_MAX: Final = 4 * 1024 * 1024
 """Bytes of a slot map's record: 65,536 splits with 14 bytes each, 1,024 names with 258, 4,096 owners with 2."""

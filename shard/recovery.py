@@ -23,10 +23,11 @@ READ: Final = 1
 """State of a segment whose records verified."""
 
 PAGES_SAMPLED: Final = 8
-"""Pages of the segment table from each of which segments are read again before a restored snapshot is trusted."""
+"""Pages of the segment table from each of which a segment is read again before a restored snapshot is trusted."""
 
 SEGMENTS_A_PAGE: Final = 8
-"""So many: that one of them is damaged says nothing about the snapshot."""
+"""So many are, where none of the first can be read: that a few are damaged says nothing about the snapshot. Each costs
+a chunk of the directory for each of its levels, which a large store has to read."""
 
 
 async def restore(state: IndexState, namespaces: NamespaceRegistry, recovered: RecoveredStore) -> None:
@@ -71,9 +72,18 @@ async def _check_sample(state: IndexState) -> None:
         sorted({pages * sample // PAGES_SAMPLED for sample in range(PAGES_SAMPLED)} | {pages - 1}) if pages else []
     )
     await state.loader.load_pages(sampled)
-    slots = [slot for page in sampled for slot in _some_used(table, page)]
-    if table.segments and not slots:
-        raise CorruptRecordError(f"none of {table.segments} segments was found")
+    slots: list[int] = []
+    for a_page in (1, SEGMENTS_A_PAGE):
+        slots = [slot for page in sampled for slot in _some_used(table, page, a_page)]
+        if table.segments and not slots:
+            raise CorruptRecordError(f"none of {table.segments} segments was found")
+        if not slots or await _can_be_read(state, slots):
+            return
+    raise CorruptRecordError(f"none of {len(slots)} segments can be read")
+
+
+async def _can_be_read(state: IndexState, slots: list[int]) -> bool:
+    """Can any of these segments be read? Raises CorruptRecordError where one that can is not in the directory."""
     search = state.search()
     while not search.load_segments(slots):
         await state.loader.load_missed()
@@ -85,15 +95,15 @@ async def _check_sample(state: IndexState) -> None:
         await state.loader.load_missed()
     if unregistered:
         raise CorruptRecordError(f"segments {unregistered} are not in the routing directory")
-    if slots and all(segment["state"] != READ for segment in search.batch.describe()):
-        raise CorruptRecordError(f"none of {len(slots)} segments can be read")
+    read = any(segment["state"] == READ for segment in search.batch.describe())
     state.idle_searches.append(search)
+    return read
 
 
-def _some_used(table: SegmentTable, page: int) -> list[int]:
-    """A few slots of a page that have a segment, spread over it."""
+def _some_used(table: SegmentTable, page: int, wanted: int) -> list[int]:
+    """So many slots of a page that have a segment, or as many as there are, spread over it."""
     slots, _ = table.slots_from(FIRST_SLOT + page * PAGE_ROWS, PAGE_ROWS, PAGE_ROWS)
-    return slots[:: -(-len(slots) // SEGMENTS_A_PAGE)] if slots else []
+    return slots[:: -(-len(slots) // wanted)] if slots else []
 
 
 async def _rebuild(state: IndexState) -> None:

@@ -93,6 +93,7 @@ class Blocks:
         block_ids = sequence(request, namespace.spec)
         self._ownership.check(block_ids, namespace.key, request.position, request.epoch)
         self.matches += 1
+        damaged = index.store.damaged_reads()
         matching = match_path.match(
             index.state,
             namespace,
@@ -110,7 +111,11 @@ class Blocks:
             return self._nothing("deadline")
         except SnapshotDamagedError:
             return self._nothing("recovering")
-        return self._reply(answer, namespace.spec.block_size)
+        reply = self._reply(answer, namespace.spec.block_size)
+        if index.store.damaged_reads() != damaged:  # by this match, or by one beside it while it waited
+            reply.complete = False
+            reply.degraded = ["quarantined"]
+        return reply
 
     async def insert(self, principal: Principal, request: messages.InsertRequest) -> messages.InsertReply:
         """A worker newly holds blocks."""

@@ -107,6 +107,8 @@ class LogStore:
         # Bound for the match path: one attribute lookup, one call.
         self.read_cached: Callable[[SegmentBatch], int] = self._tail.read_cached
         self.read_wait: Callable[[SegmentBatch], None] = self._tail.read_wait
+        self.damaged_reads: Callable[[], int] = lambda: self._tail.damaged
+        self.note_dead: Callable[[memoryview[int]], None] = self._tail.files.note_dead
 
     @classmethod
     async def open(
@@ -217,10 +219,6 @@ class LogStore:
             raise StorePoisonedError(
                 f"the log could not be written: {self.failure}; end this process and recover from the disk"
             ) from self.failure
-
-    def note_dead(self, places: memoryview[int]) -> None:
-        """Places of records that no segment points to any more, found while rows of a snapshot were loaded."""
-        self._tail.files.note_dead(places)
 
     def keep_from(self, number: int) -> None:
         """Log files from this number on are needed by the oldest kept snapshot."""

@@ -107,6 +107,9 @@ class SegmentStore(Protocol):
     def poison(self, error: OSError) -> None:
         """The disk has failed elsewhere in this store: nothing is acknowledged any more."""
 
+    def damaged_reads(self) -> int:
+        """Times that a segment which was read did not verify."""
+
     @property
     def failure(self) -> OSError | None:
         """What poisoned it."""

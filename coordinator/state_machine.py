@@ -12,7 +12,8 @@ Invariants (checked by `validate`):
   C4  slots never move by themselves: a map is made here once, when there was none;
   C5  the published epoch never goes back, and a majority of its map's shards had it when it was published;
   C6  at most one snapshot is under way (snapshot_turns);
-  C7  only supervised shards are started or killed, and none is killed that is heard;
+  C7  only supervised shards are started or killed, and none is killed that is heard, unless an operator wants it
+      recovered;
   C8  a lease ends by time, by takeover or by the end of its process, never by suspicion.
 """
 

@@ -7,6 +7,7 @@ never mapped: a file that fails or is cut short is an error here, not the end of
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import weakref
@@ -96,6 +97,11 @@ def write_run_file(file_system: FileSystem, directory: Path, run: PostingRun, ro
         footer = FOOTER.pack(FOOTER_MAGIC, run.number, postings, row_chunks, crc32c(index))
         file_system.write(descriptor, index + footer, (postings + row_chunks) * CHUNK_BYTES)
         file_system.sync(descriptor)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            # What there is of it would keep from the log the space that it needs to end in order.
+            file_system.unlink(path)
+        raise
     finally:
         file_system.close(descriptor)
     return RunEntry(run.number, postings, row_chunks, crc32c(index + footer))

@@ -10,6 +10,7 @@ from coordinator.instructions import (
     Instruction,
     KillShard,
     MakeFirstMap,
+    Note,
     PublishMap,
     Refuse,
     StartShard,
@@ -94,7 +95,8 @@ class Driver:
                     assert machine.shards[name].state == "down"
                 case KillShard(name):
                     assert machine.shards[name].managed
-                    assert self.now - self.heard.get(name, float("-inf")) > SILENT_S
+                    asked = any(isinstance(note, Note) and note.kind == "recover_asked" for note in out)
+                    assert asked or self.now - self.heard.get(name, float("-inf")) > SILENT_S
                 case MakeFirstMap(names):
                     assert machine.slot_map is None
                     assert not self.map_pending

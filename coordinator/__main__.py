@@ -12,8 +12,8 @@ import msgspec
 from coordinator.app import CoordinatorService, CoordinatorSettings
 from sarp_cluster.cluster.redis_address import parse_redis_url
 from sarp_cluster.config import read_index_config
-from sarp_cluster.errors import BadRequestError, SarpError
-from sarp_cluster.wire.node import EXIT_ERROR, add_node_arguments, node_settings, read_private, run_node
+from sarp_cluster.errors import BadRequestError
+from sarp_cluster.wire.node import add_node_arguments, node_settings, read_private, run_command, run_node
 
 HTTP_PORT = 7099
 STREAM_PORT = 7199
@@ -143,15 +143,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it from a command line."""
-    parser = argparse.ArgumentParser(
-        prog="sarp coordinator", description="The coordinator: leases, health, the slot map, and the shards it starts."
+    return run_command(
+        "The coordinator: leases, health, the slot map, and the shards it starts.",
+        add_arguments,
+        run,
+        prog="sarp coordinator",
+        argv=argv,
     )
-    add_arguments(parser)
-    try:
-        return run(parser.parse_args(argv))
-    except SarpError as error:
-        print(f"sarp coordinator: error: {error}", file=sys.stderr)  # noqa: T201
-        return EXIT_ERROR
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Final
 
 from coordinator.control_loop import ControlLoop
 from coordinator.instructions import RefusalReason, Refuse
-from coordinator.leadership import Leadership, until
+from coordinator.leadership import Leadership
 from coordinator.routers import Routers
 from coordinator.status import cluster_reply, facts, shard_metrics
 from coordinator.supervisor import Supervisor
@@ -41,8 +41,8 @@ from sarp_cluster.observe.timeline import Timeline
 from sarp_cluster.storage.file_system import DISK, FileSystem
 from sarp_cluster.storage.record_file import RecordFile
 from sarp_cluster.wire import control, messages, view_replies
-from sarp_cluster.wire.auth import Authenticator, Principal, cluster_id
-from sarp_cluster.wire.node import EXIT_POISONED, NodeSettings, Servers
+from sarp_cluster.wire.auth import Principal, cluster_id
+from sarp_cluster.wire.node import EXIT_POISONED, NodeSettings, Servers, until
 from sarp_cluster.wire.service import Handler
 
 logger: Final = logging.getLogger(__name__)
@@ -88,13 +88,15 @@ class CoordinatorService:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
+        self.node = settings.node
+        self.authenticator = settings.authenticator
         self._own = own
         self._open_membership = membership or (self._embedded if own.redis is None else self._in_redis)
         self._file_system = file_system
         self._wall_clock = wall_clock
         self.addresses: Servers | None = None
         """Where it listens, while it does."""
-        self._cluster = cluster_id(settings.secret)
+        self.cluster = cluster_id(settings.secret)
         self.term: ControlLoop | None = None
         self._leadership = Leadership(settings.node, self._lead, self._note)
         self._membership: Membership | None = None
@@ -103,7 +105,7 @@ class CoordinatorService:
         self.supervisor: Supervisor | None = None
         self.routers = Routers()
         self.changes = 0
-        self._handlers: dict[str, Handler] = {
+        self.handlers: Mapping[str, Handler] = {
             "shard_heartbeat": self.shard_heartbeat,
             "router_heartbeat": self.router_heartbeat,
             "fetch": self.fetch,
@@ -115,26 +117,6 @@ class CoordinatorService:
             "recover_shard": self.recover,
             "drain_shard": self.drain,
         }
-
-    @property
-    def node(self) -> str:
-        """The coordinator's name."""
-        return self._settings.node
-
-    @property
-    def cluster(self) -> str:
-        """Id of its cluster."""
-        return self._cluster
-
-    @property
-    def authenticator(self) -> Authenticator:
-        """Who may ask."""
-        return self._settings.authenticator
-
-    @property
-    def handlers(self) -> Mapping[str, Handler]:
-        """By operation."""
-        return self._handlers
 
     def ready(self) -> str | None:
         """None: it leads, and there is a slot map."""
@@ -319,7 +301,7 @@ class CoordinatorService:
             raise MembershipError("there is no Redis")
         self._lock = await RecordFile.open(self._settings.directory / "records", self._file_system)
         logger.info("the records are in %s", self._own.redis)
-        return RedisMembership(connect(self._own.redis), secret=self._settings.secret, cluster=self._cluster)
+        return RedisMembership(connect(self._own.redis), secret=self._settings.secret, cluster=self.cluster)
 
     def _exited(self, name: str, pid: int) -> None:
         if self.term is not None:
@@ -366,20 +348,12 @@ class CoordinatorService:
         if self.timeline is None or self._membership is None:
             raise RecoveringError("the timeline is being read")
 
-        def hello() -> control.Hello:
-            return control.Hello(
-                version=control.PROTOCOL_VERSION,
-                cluster=self._cluster,
-                credential=self._settings.node_token,
-                node=self.node,
-            )
-
         return ControlLoop(
             records,
             expected=self._own.expected,
             splits=self._own.splits,
-            cluster=self._cluster,
-            hello=hello,
+            cluster=self.cluster,
+            hello=lambda: self._settings.hello(self.cluster),
             tls=self._settings.peer_tls,
             membership=self._membership,
             timeline=self.timeline,

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 from sarp_cluster import limits
 from sarp_cluster.cluster.membership import Membership, Records
 from sarp_cluster.errors import MembershipError, NotLeaderError, RecordsRejectedError
+from sarp_cluster.wire.node import until
 
 logger: Final = logging.getLogger(__name__)
 
@@ -100,25 +101,3 @@ class Leadership:
             await membership.resign()
         except MembershipError as error:
             logger.warning("%s", error)
-
-
-async def until(stop: asyncio.Event, *work: Coroutine[Any, Any, None]) -> None:
-    """Do all of these until `stop` is set or one of them raises, which is raised; the others are cancelled."""
-    tasks = {asyncio.ensure_future(one) for one in (*work, stop.wait())}
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            _result(task)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _result(task: asyncio.Future[Any]) -> None:
-    """Raise what a task raised: of a group the first, which ended the others."""
-    error = task.exception()
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if error is not None:
-        raise error

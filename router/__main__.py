@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from router.app import RouterService
-from sarp_cluster.errors import SarpError
-from sarp_cluster.wire.node import EXIT_ERROR, add_node_arguments, node_settings, run_node
+from sarp_cluster.wire.node import add_node_arguments, node_settings, run_command, run_node
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,13 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it from a command line."""
-    parser = argparse.ArgumentParser(prog="sarp router", description="One router: the front door of a cluster.")
-    add_arguments(parser)
-    try:
-        return run(parser.parse_args(argv))
-    except SarpError as error:
-        print(f"sarp router: error: {error}", file=sys.stderr)  # noqa: T201
-        return EXIT_ERROR
+    return run_command("One router: the front door of a cluster.", add_arguments, run, prog="sarp router", argv=argv)
 
 
 if __name__ == "__main__":

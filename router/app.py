@@ -15,8 +15,8 @@ from router.forwarding import Links
 from sarp_cluster import limits
 from sarp_cluster.cluster.registry import Entry
 from sarp_cluster.cluster.slot_map import PackedSlotMap, SlotMap
-from sarp_cluster.cluster.view import Address, ClusterView
-from sarp_cluster.cluster.view_file import ShardPlace, ViewContent, load_view, save_view
+from sarp_cluster.cluster.view import ClusterView
+from sarp_cluster.cluster.view_file import keep_view, restore_view
 from sarp_cluster.errors import SarpError
 from sarp_cluster.observe.metrics import Metric, render
 from sarp_cluster.observe.page import page
@@ -24,8 +24,8 @@ from sarp_cluster.storage.file_system import DISK, FileSystem
 from sarp_cluster.storage.record_file import RecordFile
 from sarp_cluster.types import Worker
 from sarp_cluster.wire import control, messages, view_replies
-from sarp_cluster.wire.auth import Authenticator, Principal
-from sarp_cluster.wire.coordination import CoordinatorLine
+from sarp_cluster.wire.auth import Principal
+from sarp_cluster.wire.coordination import CoordinatorLine, note_addresses, wanted
 from sarp_cluster.wire.keyless import Keyless
 from sarp_cluster.wire.node import NodeSettings, Servers, until
 from sarp_cluster.wire.operations import OPERATIONS
@@ -46,11 +46,12 @@ class RouterService:
 
     def __init__(self, settings: NodeSettings, *, file_system: FileSystem = DISK) -> None:
         self._settings = settings
+        self.node = settings.node
+        self.authenticator = settings.authenticator
         self._file_system = file_system
         self.view = ClusterView()
-        hello = control.Hello(version=control.PROTOCOL_VERSION, credential=settings.node_token, node=settings.node)
-        self.links = Links(self.view, hello, settings.peer_tls)
-        self.line = CoordinatorLine(settings.coordinators, lambda: hello, self, tls=settings.peer_tls)
+        self.links = Links(self.view, settings.hello(), settings.peer_tls)
+        self.line = CoordinatorLine(settings.coordinators, settings.hello, self, tls=settings.peer_tls)
         self.keyless = Keyless(self.view, settings.secret, self.line.peer, self._entered, refresh=self._refresh)
         self.blocks = Blocks(self.view, settings.secret, self.keyless, self.links, self._refresh)
         self._heard: set[Worker] = set()
@@ -59,7 +60,7 @@ class RouterService:
         self._refreshing: asyncio.Task[None] | None = None
         self._draining = False
         self.http_address = self.stream_address = ""
-        self._handlers: dict[str, Handler] = {
+        self.handlers: Mapping[str, Handler] = {
             **self.blocks.handlers,
             **self.keyless.handlers,
             **{name: self._passed_on(name) for name in CONTROL},
@@ -70,24 +71,9 @@ class RouterService:
         }
 
     @property
-    def node(self) -> str:
-        """The router's name."""
-        return self._settings.node
-
-    @property
     def cluster(self) -> str:
         """Id of its cluster."""
         return self.view.cluster
-
-    @property
-    def authenticator(self) -> Authenticator:
-        """Who may ask."""
-        return self._settings.authenticator
-
-    @property
-    def handlers(self) -> Mapping[str, Handler]:
-        """By operation."""
-        return self._handlers
 
     def ready(self) -> str | None:
         """None: it serves."""
@@ -141,26 +127,13 @@ class RouterService:
             router=self.node, http=self.http_address, epoch=self.view.epoch, number=self.view.number
         )
 
-    def wanted(self) -> control.FetchRequest:
-        """See wire.coordination.Reporting."""
-        return control.FetchRequest(epoch=self.view.epoch, nonce=self.view.nonce, number=self.view.number)
-
-    def behind(self, epoch: int, number: int) -> bool:
-        """See wire.coordination.Reporting."""
-        return self.view.behind(epoch, number)
-
     async def take(self, view: control.View) -> None:
         """See wire.coordination.Reporting."""
         self._note_addresses(view.nodes)
         await self._install(view.slot_map, view.entries, view.number, cluster=view.cluster)
 
     def _note_addresses(self, nodes: Sequence[control.NodeAddress]) -> None:
-        changed = False
-        for node in nodes:
-            address = Address(node.http, node.stream, node.incarnation, node.state)
-            changed = changed or self.view.addresses.get(node.shard) != address
-            self.view.addresses[node.shard] = address
-        if changed:
+        if note_addresses(self.view, nodes):
             self.links.changed()
 
     async def _install(
@@ -182,12 +155,7 @@ class RouterService:
         if self._view_file is None:
             return
         async with self._saving:
-            view = self.view
-            places = [
-                ShardPlace(shard=shard, http=address.http, stream=address.stream)
-                for shard, address in view.addresses.items()
-            ]
-            await save_view(self._view_file, ViewContent.of(view.cluster, view.slot_map, view.registry, places))
+            await keep_view(self._view_file, self.view)
 
     async def _entered(self, entry: Entry) -> None:
         """The coordinator has changed something for us, and we keep it before the caller is told: the next process here
@@ -214,7 +182,7 @@ class RouterService:
         for peer in peers:
             before = self.view.epoch, self.view.number
             try:
-                await self.take(await peer.call("fetch", self.wanted(), control.View, REFRESH_S))
+                await self.take(await peer.call("fetch", wanted(self.view), control.View, REFRESH_S))
             except (SarpError, TimeoutError) as error:
                 logger.debug("nothing newer: %s", error)
                 continue
@@ -260,13 +228,8 @@ class RouterService:
     async def run(self, stop: asyncio.Event) -> int:
         """Serve until `stop`. Returns the exit status."""
         self._view_file = await RecordFile.open(self._settings.directory / "view", self._file_system)
-        content = await load_view(self._view_file)
-        if content is not None:
-            self.view.cluster = content.cluster
-            self.view.slot_map = content.unpacked_map()
-            self.view.registry = content.registry()
-            self.view.addresses = {place.shard: Address(place.http, place.stream) for place in content.nodes}
-            self.links.changed()
+        await restore_view(self._view_file, self.view)
+        self.links.changed()
         servers = await Servers.start(self, self._settings)
         self.http_address, self.stream_address = servers.http_address, servers.stream_address
         logger.info("router %s: HTTP on %s, stream on %s", self.node, servers.http_address, servers.stream_address)

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from sarp_cluster.config import read_index_config
-from sarp_cluster.errors import SarpError
-from sarp_cluster.wire.node import EXIT_ERROR, add_node_arguments, node_settings, run_node
+from sarp_cluster.wire.node import add_node_arguments, node_settings, run_command, run_node
 from shard.app import ShardService
 
 
@@ -32,13 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it from a command line."""
-    parser = argparse.ArgumentParser(prog="sarp shard", description="One shard: an index over its own directory.")
-    add_arguments(parser)
-    try:
-        return run(parser.parse_args(argv))
-    except SarpError as error:
-        print(f"sarp shard: error: {error}", file=sys.stderr)  # noqa: T201
-        return EXIT_ERROR
+    return run_command("One shard: an index over its own directory.", add_arguments, run, prog="sarp shard", argv=argv)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from sarp_cluster.observe.page import page
 from sarp_cluster.storage.file_system import DISK, FileSystem
 from sarp_cluster.types import Worker
 from sarp_cluster.wire import control, messages, view_replies
-from sarp_cluster.wire.auth import Authenticator, Principal
+from sarp_cluster.wire.auth import Principal
 from sarp_cluster.wire.keyless import Keyless
 from sarp_cluster.wire.node import EXIT_POISONED, NodeSettings, Servers, until
 from sarp_cluster.wire.service import Handler
@@ -34,11 +34,13 @@ class ShardService:
 
     def __init__(self, settings: NodeSettings, config: IndexConfig, *, file_system: FileSystem = DISK) -> None:
         self._settings = settings
+        self.node = settings.node
+        self.authenticator = settings.authenticator
         self.view = ClusterView()
         self.life = Lifecycle(settings, config, self.view, file_system=file_system)
         self.keyless = Keyless(self.view, settings.secret, self.life.line.peer, self._entered, silent=self._silent)
         self.blocks = Blocks(settings.node, self.view, self.keyless, self.life.learn)
-        self._handlers: dict[str, Handler] = {
+        self.handlers: Mapping[str, Handler] = {
             **self.blocks.handlers,
             **self.keyless.handlers,
             "heartbeat": self.heartbeat,
@@ -52,24 +54,9 @@ class ShardService:
         }
 
     @property
-    def node(self) -> str:
-        """The shard's name."""
-        return self._settings.node
-
-    @property
     def cluster(self) -> str:
         """Id of its cluster."""
         return self.view.cluster
-
-    @property
-    def authenticator(self) -> Authenticator:
-        """Who may ask."""
-        return self._settings.authenticator
-
-    @property
-    def handlers(self) -> Mapping[str, Handler]:
-        """By operation."""
-        return self._handlers
 
     def ready(self) -> str | None:
         """None: it serves."""
@@ -231,11 +218,4 @@ class ShardService:
                 await asyncio.sleep(WATCH_S)
             raise index.store.failure
 
-        ends = {asyncio.ensure_future(index.failed()), asyncio.ensure_future(poisoned())}
-        try:
-            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in ends:
-                task.cancel()
+        await until(asyncio.Event(), index.failed(), poisoned())

@@ -25,7 +25,7 @@ from sarp_cluster.errors import (
     SnapshotDamagedError,
 )
 from sarp_cluster.types import InsertResult, Tier, Worker
-from sarp_cluster.wire import messages
+from sarp_cluster.wire import messages, planning
 from sarp_cluster.wire.auth import Principal
 from sarp_cluster.wire.block_input import root_of, sequence, workers_of
 from sarp_cluster.wire.codec import encode
@@ -108,9 +108,9 @@ class Blocks:
             answer = begun.result if begun.done else await begun.rest_within(request.deadline_ms / 1000)
         except TimeoutError:
             self.matches_cut += 1
-            return self._nothing("deadline")
+            return planning.nothing("deadline", self._view.epoch)
         except SnapshotDamagedError:
-            return self._nothing("recovering")
+            return planning.nothing("recovering", self._view.epoch)
         reply = self._reply(answer, namespace.spec.block_size)
         if index.store.damaged_reads() != damaged:  # by this match, or by one beside it while it waited
             reply.complete = False
@@ -397,15 +397,4 @@ class Blocks:
                 ]
                 for places in found
             ],
-        )
-
-    def _nothing(self, reason: messages.Reason) -> messages.MatchReply:
-        return messages.MatchReply(
-            matched_blocks=0,
-            matched_tokens=0,
-            workers=[],
-            truncated=False,
-            complete=False,
-            degraded=[reason],
-            epoch=self._view.epoch,
         )

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from sarp_cluster.cluster.registry import Entry, NamespaceEntry, Registry, TenantEntry, WorkerEntry
 from sarp_cluster.cluster.slot_map import PackedSlotMap, SlotMap
-from sarp_cluster.cluster.view import Address, ClusterView, split_address
-from sarp_cluster.cluster.view_file import ShardPlace, ViewContent, load_view, save_view
+from sarp_cluster.cluster.view import ClusterView
+from sarp_cluster.cluster.view_file import keep_view, restore_view
 from sarp_cluster.config import IndexConfig
 from sarp_cluster.errors import SarpError, StorageError
 from sarp_cluster.storage.file_system import DISK, FileSystem
@@ -24,7 +24,7 @@ from sarp_cluster.storage.record_file import RecordFile
 from sarp_cluster.types import Worker
 from sarp_cluster.wire import control
 from sarp_cluster.wire.codec import decode
-from sarp_cluster.wire.coordination import CoordinatorLine
+from sarp_cluster.wire.coordination import CoordinatorLine, note_addresses, wanted
 from sarp_cluster.wire.node import NodeSettings
 from sarp_cluster.wire.stream_client import StreamClient
 from shard.blocks import Blocks
@@ -71,12 +71,7 @@ class Lifecycle:
         """Drained: the process may end."""
 
     def _hello(self) -> control.Hello:
-        return control.Hello(
-            version=control.PROTOCOL_VERSION,
-            cluster=self.view.cluster,
-            credential=self._settings.node_token,
-            node=self._settings.node,
-        )
+        return self._settings.hello(self.view.cluster)
 
     # --- opening ------------------------------------------------------------------------------------------------------
 
@@ -85,12 +80,7 @@ class Lifecycle:
         directory = self._settings.directory
         self.blocks = blocks
         self._view_file = await RecordFile.open(directory / "view", self._file_system)
-        content = await load_view(self._view_file)
-        if content is not None:
-            self.view.cluster = content.cluster
-            self.view.slot_map = content.unpacked_map()
-            self.view.registry = content.registry()
-            self.view.addresses = {place.shard: Address(place.http, place.stream) for place in content.nodes}
+        await restore_view(self._view_file, self.view)
         self.store_identity = await self._identity(directory / "identity")
 
     async def open(self) -> None:
@@ -158,14 +148,14 @@ class Lifecycle:
         answered = 1
         for shard in slot_map.shards:
             address = self.view.addresses.get(shard)
-            place = None if address is None else split_address(address.stream)
+            place = None if address is None else address.stream_address
             if shard == self._settings.node or place is None:
                 continue
             try:
                 client = await StreamClient.connect(*place, self._hello(), tls=self._settings.peer_tls)
                 try:
                     async with asyncio.timeout(ASK_PEERS_AFTER_S):
-                        raw = await client.request("fetch", self.wanted())
+                        raw = await client.request("fetch", wanted(self.view))
                     await self.take(decode(raw, control.View))
                     answered += 1
                 finally:
@@ -208,26 +198,14 @@ class Lifecycle:
         """See wire.coordination.Reporting."""
         if self.blocks is not None and reply.lease_ms:
             self.blocks.lease.renewed(sent_at, reply.lease_ms / 1000)
-        self._note_addresses(reply.nodes)
-        if self._opened and not self.behind(reply.epoch, reply.number):
+        note_addresses(self.view, reply.nodes)
+        if self._opened and not self.view.behind(reply.epoch, reply.number):
             self._caught_up.set()
-
-    def wanted(self) -> control.FetchRequest:
-        """See wire.coordination.Reporting."""
-        return control.FetchRequest(epoch=self.view.epoch, nonce=self.view.nonce, number=self.view.number)
-
-    def behind(self, epoch: int, number: int) -> bool:
-        """See wire.coordination.Reporting."""
-        return self.view.behind(epoch, number)
 
     async def take(self, view: control.View) -> None:
         """See wire.coordination.Reporting."""
         await self.install(view.slot_map, view.entries, view.number, cluster=view.cluster)
-        self._note_addresses(view.nodes)
-
-    def _note_addresses(self, nodes: Sequence[control.NodeAddress]) -> None:
-        for node in nodes:
-            self.view.addresses[node.shard] = Address(node.http, node.stream, node.incarnation, node.state)
+        note_addresses(self.view, view.nodes)
 
     # --- changes of the view ------------------------------------------------------------------------------------------
 
@@ -247,18 +225,10 @@ class Lifecycle:
             await self._enter_durably(news)
             registry = Registry(view.registry.entries(), view.registry.number)
             registry.apply(news, number)
+            newer = ClusterView(view.cluster or cluster, slot_map or view.slot_map, registry, view.addresses)
             if self._view_file is not None:
-                places = [
-                    ShardPlace(shard=shard, http=address.http, stream=address.stream)
-                    for shard, address in view.addresses.items()
-                ]
-                await save_view(
-                    self._view_file,
-                    ViewContent.of(view.cluster or cluster, slot_map or view.slot_map, registry, places),
-                )
-            view.cluster = view.cluster or cluster
-            view.slot_map = slot_map or view.slot_map
-            view.registry = registry
+                await keep_view(self._view_file, newer)
+            view.cluster, view.slot_map, view.registry = newer.cluster, newer.slot_map, newer.registry
             self._news.set()
             self._news = asyncio.Event()
 

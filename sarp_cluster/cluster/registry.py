@@ -89,6 +89,11 @@ class Registry:
             case TenantEntry():
                 return self.tenants.get(entry.tenant)
 
+    def lacks(self, entry: Entry) -> bool:
+        """Is it newer than what stands here about the same thing?"""
+        known = self.lookup(entry)
+        return known is None or known.number < entry.number
+
     def apply(self, entries: Iterable[Entry], number: int = 0) -> list[Entry]:
         """Enter what is newer than what is here, in the order of the numbers; returns that.
 
@@ -96,8 +101,7 @@ class Registry:
         """
         news = []
         for entry in sorted(entries, key=lambda entry: entry.number):
-            known = self.lookup(entry)
-            if known is not None and known.number >= entry.number:
+            if not self.lacks(entry):
                 continue
             match entry:
                 case NamespaceEntry():

@@ -64,12 +64,7 @@ class ClusterView:
 
     def news(self, entries: Iterable[Entry]) -> list[Entry]:
         """Entries that are newer than what is here, in the order of their numbers."""
-        found = []
-        for entry in sorted(entries, key=lambda entry: entry.number):
-            known = self.registry.lookup(entry)
-            if known is None or known.number < entry.number:
-                found.append(entry)
-        return found
+        return sorted(filter(self.registry.lacks, entries), key=lambda entry: entry.number)
 
 
 def split_address(address: str) -> tuple[str, int] | None:

@@ -13,6 +13,7 @@ import msgspec
 from sarp_cluster.cluster.membership import RecordStore
 from sarp_cluster.cluster.registry import Entry, Registry
 from sarp_cluster.cluster.slot_map import PackedSlotMap, SlotMap
+from sarp_cluster.cluster.view import Address, ClusterView
 from sarp_cluster.errors import MembershipError
 
 FORMAT_VERSION: Final = 1
@@ -66,6 +67,24 @@ class _Versioned(msgspec.Struct):
 
 
 _version: Final = msgspec.msgpack.Decoder(_Versioned)
+
+
+async def restore_view(store: RecordStore, view: ClusterView) -> None:
+    """Enter what was saved last, if anything was, into a view that is empty. Raises as `load_view`."""
+    content = await load_view(store)
+    if content is not None:
+        view.cluster = content.cluster
+        view.slot_map = content.unpacked_map()
+        view.registry = content.registry()
+        view.addresses = {place.shard: Address(place.http, place.stream) for place in content.nodes}
+
+
+async def keep_view(store: RecordStore, view: ClusterView) -> None:
+    """Save a view. Durable when this returns."""
+    places = [
+        ShardPlace(shard=shard, http=address.http, stream=address.stream) for shard, address in view.addresses.items()
+    ]
+    await save_view(store, ViewContent.of(view.cluster, view.slot_map, view.registry, places))
 
 
 async def load_view(store: RecordStore) -> ViewContent | None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 from sarp_cluster import limits
+from sarp_cluster.cluster.view import Address, ClusterView
 from sarp_cluster.errors import SarpError
-from sarp_cluster.wire.control import FetchRequest, HeartbeatReply, Hello, View
+from sarp_cluster.wire.control import FetchRequest, HeartbeatReply, Hello, NodeAddress, View
 from sarp_cluster.wire.stream_client import Peer
 
 logger: Final = logging.getLogger(__name__)
@@ -27,20 +28,31 @@ HURRIED_S: Final = 0.02
 class Reporting(Protocol):
     """What the line needs of its node."""
 
+    @property
+    def view(self) -> ClusterView:
+        """What it knows of the cluster."""
+
     def report(self) -> tuple[str, Any]:
         """Operation and message of the next heartbeat."""
 
     def heard(self, reply: HeartbeatReply, sent_at: float) -> None:
         """The coordinator answered a heartbeat that was sent at this time of the loop."""
 
-    def wanted(self) -> FetchRequest:
-        """What this node has, to ask what is newer."""
-
     async def take(self, view: View) -> None:
         """Take over what is newer."""
 
-    def behind(self, epoch: int, number: int) -> bool:
-        """Is there something newer than what this node has?"""
+
+def wanted(view: ClusterView) -> FetchRequest:
+    """Asks for what is newer than a view."""
+    return FetchRequest(epoch=view.epoch, nonce=view.nonce, number=view.number)
+
+
+def note_addresses(view: ClusterView, nodes: Iterable[NodeAddress]) -> bool:
+    """Enter where shards are, and how they do; was anything of it new?"""
+    news = {node.shard: Address(node.http, node.stream, node.incarnation, node.state) for node in nodes}
+    changed = any(view.addresses.get(shard) != address for shard, address in news.items())
+    view.addresses.update(news)
+    return changed
 
 
 class CoordinatorLine:
@@ -94,12 +106,14 @@ class CoordinatorLine:
                 if reply.leading:
                     self.heard_at = loop.time()
                     self._node.heard(reply, sent_at)
-                    lacking = self._node.behind(reply.epoch, reply.number)
+                    lacking = self._node.view.behind(reply.epoch, reply.number)
                     if lacking:
-                        await self.fetch(self.peer.call)
+                        await self._node.take(
+                            await self.peer.call("fetch", wanted(self._node.view), View, CALL_TIMEOUT_S)
+                        )
                     # A shard that has all there is may serve once the coordinator has said so. No two heartbeats in a
                     # row are hurried for that, however fast things change.
-                    hurried = lacking and not hurried and not self._node.behind(reply.epoch, reply.number)
+                    hurried = lacking and not hurried and not self._node.view.behind(reply.epoch, reply.number)
                     if hurried:
                         self.hurry()
                 else:
@@ -120,7 +134,3 @@ class CoordinatorLine:
             if self.peer.client is not None:
                 self.peer.client.close()
             self.peer.reconnect()
-
-    async def fetch(self, call: Callable[[str, Any, type[View], float], Awaitable[View]]) -> None:
-        """Ask whoever `call` reaches for what is newer, and take it."""
-        await self._node.take(await call("fetch", self._node.wanted(), View, CALL_TIMEOUT_S))

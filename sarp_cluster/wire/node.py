@@ -10,7 +10,7 @@ import signal
 import ssl
 import stat
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -19,6 +19,7 @@ from sarp_cluster.cluster.view import join_address, split_address
 from sarp_cluster.core.namespace import SECRET_BYTES_MAX, SECRET_BYTES_MIN
 from sarp_cluster.errors import BadRequestError, SarpError
 from sarp_cluster.wire.auth import Authenticator, node_token, read_credentials
+from sarp_cluster.wire.control import PROTOCOL_VERSION, Hello
 from sarp_cluster.wire.http_server import HttpServer
 from sarp_cluster.wire.service import Service
 from sarp_cluster.wire.stream_server import StreamServer
@@ -51,10 +52,9 @@ class NodeSettings:
     """Other nodes are called with it, where there is one for serving."""
     insecure: bool = False
 
-    @property
-    def node_token(self) -> str:
-        """With which the nodes of the cluster know each other."""
-        return node_token(self.secret)
+    def hello(self, cluster: str = "") -> Hello:
+        """What this node says first to another of its cluster."""
+        return Hello(version=PROTOCOL_VERSION, cluster=cluster, credential=node_token(self.secret), node=self.node)
 
 
 def add_node_arguments(parser: argparse.ArgumentParser, *, node: str, http_port: int, stream_port: int) -> None:
@@ -202,7 +202,7 @@ async def until(stop: asyncio.Event, *work: Coroutine[Any, Any, None]) -> None:
         while running and not stopping.done():
             done, _ = await asyncio.wait({*running, stopping}, return_when=asyncio.FIRST_COMPLETED)
             for task in done & running:
-                task.result()
+                _result(task)
             running -= done
         if not stopping.done():
             await stopping
@@ -210,6 +210,15 @@ async def until(stop: asyncio.Event, *work: Coroutine[Any, Any, None]) -> None:
         for task in (*tasks, stopping):
             task.cancel()
         await asyncio.gather(*tasks, stopping, return_exceptions=True)
+
+
+def _result(task: asyncio.Future[Any]) -> None:
+    """Raise what a task raised: of a group the first, which ended the others."""
+    error = task.exception()
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if error is not None:
+        raise error
 
 
 class Running(Protocol):
@@ -257,3 +266,21 @@ def run_node(make: Callable[[], Running], *, verbose: bool = False) -> int:
         if "stopped before" in str(error):
             return EXIT_ERROR
         raise
+
+
+def run_command(
+    description: str,
+    add_arguments: Callable[[argparse.ArgumentParser], None],
+    run: Callable[[argparse.Namespace], int],
+    *,
+    prog: str,
+    argv: Sequence[str] | None,
+) -> int:
+    """Run a service from a command line of its own."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    add_arguments(parser)
+    try:
+        return run(parser.parse_args(argv))
+    except SarpError as error:
+        print(f"{prog}: error: {error}", file=sys.stderr)  # noqa: T201
+        return EXIT_ERROR

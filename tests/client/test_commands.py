@@ -207,7 +207,7 @@ async def test_a_replay_counts_answers_that_were_cut_short(tmp_path: Path, sarp:
             cut_short(cluster)
             return await real(principal, request)
 
-        cluster.routers[0]._handlers["match"] = cut
+        cluster.routers[0].handlers = {**cluster.routers[0].handlers, "match": cut}
         trace = SAMPLE / "coding_agent_blocks.jsonl.gz"
         out = await sarp("replay", trace, "--limit", 10, "--url", cluster.urls("sarp"))
         assert "answers were cut short" in out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from sarp_cluster.cluster.view import ClusterView
 from sarp_cluster.wire import control, messages
 from sarp_cluster.wire.coordination import CoordinatorLine
 from tests.crash.virtual_time import run
@@ -16,7 +17,7 @@ class Node:
     """One that knows some changes, and learns all there are when it fetches, or nothing."""
 
     def __init__(self, *, learns: bool = True) -> None:
-        self.number = 0
+        self.view = ClusterView()
         self.learns = learns
         self.heard_at: list[tuple[float, int]] = []
 
@@ -24,17 +25,11 @@ class Node:
         return "shard_heartbeat", messages.Empty()
 
     def heard(self, _: control.HeartbeatReply, sent_at: float) -> None:
-        self.heard_at.append((sent_at, self.number))
-
-    def wanted(self) -> control.FetchRequest:
-        return control.FetchRequest(epoch=0, number=self.number)
+        self.heard_at.append((sent_at, self.view.number))
 
     async def take(self, view: control.View) -> None:
         if self.learns:
-            self.number = view.number
-
-    def behind(self, epoch: int, number: int) -> bool:
-        return (epoch, number) > (0, self.number)
+            self.view.registry.number = view.number
 
 
 class Coordinator:

@@ -36,7 +36,7 @@ class ClusterView:
     ) -> None:
         self.cluster = cluster
         self.slot_map = slot_map
-        self.registry = registry or Registry()
+        self.registry = Registry() if registry is None else registry  # one without entries counts as false
         self.addresses = dict(addresses or {})
 
     @property

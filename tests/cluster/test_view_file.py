@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from sarp_cluster.cluster.registry import Registry
+from sarp_cluster.cluster.view import ClusterView
 from sarp_cluster.cluster.view_file import ViewContent, load_view, save_view
 from sarp_cluster.errors import MembershipError
 from sarp_cluster.storage.record_file import RecordFile
@@ -62,3 +63,7 @@ async def test_a_view_that_cannot_be_saved_says_so() -> None:
 
     with pytest.raises(MembershipError, match="no space"):
         await save_view(Full(), VIEW)
+
+
+def test_a_view_keeps_the_number_of_a_registry_without_entries() -> None:
+    assert ClusterView(registry=Registry([], 7)).number == 7

@@ -94,8 +94,9 @@ class Blocks:
     ) -> msgspec.Raw | messages.Reason:
         left_s = ends - asyncio.get_running_loop().time()
         deadline_ms = max(1, int(left_s * SLICE * 1000))
-        sent = planning.match_request(request, piece, slot_map.epoch, deadline_ms, alone)
-        sent.number = self._view.number
+        sent = planning.match_request(
+            request, piece, epoch=slot_map.epoch, number=self._view.number, deadline_ms=deadline_ms, alone=alone
+        )
         return await self._links.match(piece.stretch.shard, sent, left_s)
 
     # --- changes ------------------------------------------------------------------------------------------------------
@@ -117,9 +118,10 @@ class Blocks:
         """The newest first: what is not known of the first attempt is not known at all."""
         for attempt in range(ATTEMPTS):
             left_s = max(0.001, ends - asyncio.get_running_loop().time())
-            pieces = planning.plan_change(request, block_ids, key, self._map(), max(1, int(left_s * SLICE * 1000)))
-            for piece in pieces:
-                piece.request.number = self._view.number
+            deadline_ms = max(1, int(left_s * SLICE * 1000))
+            pieces = planning.plan_change(
+                request, block_ids, key, self._map(), number=self._view.number, deadline_ms=deadline_ms
+            )
             if len(pieces) == 1:
                 results = [await self._links.change(pieces[0].shard, name, pieces[0].request, left_s)]
             else:
@@ -193,15 +195,17 @@ class Blocks:
             if len(pieces) > 1:
                 return None
             deadline_ms = max(1, int(item.deadline_ms * SLICE))
-            asked = planning.match_request(item, pieces[0], slot_map.epoch, deadline_ms, True)
-            asked.number = self._view.number
-            return pieces[0].stretch.shard, asked
+            return pieces[0].stretch.shard, planning.match_request(
+                item, pieces[0], epoch=slot_map.epoch, number=self._view.number, deadline_ms=deadline_ms, alone=True
+            )
         block_ids, key = self._prepare(principal, item)
-        changes = planning.plan_change(item, block_ids, key, slot_map, max(1, int(item.deadline_ms * SLICE)))
+        deadline_ms = max(1, int(item.deadline_ms * SLICE))
+        changes = planning.plan_change(
+            item, block_ids, key, slot_map, number=self._view.number, deadline_ms=deadline_ms
+        )
         if len(changes) > 1:
             return None
         self.changes += 1
-        changes[0].request.number = self._view.number
         return changes[0].shard, changes[0].request
 
     async def _send_batch(

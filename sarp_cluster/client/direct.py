@@ -172,8 +172,10 @@ class Direct:
         left_s = ends - asyncio.get_running_loop().time()
         if left_s <= 0:
             return "deadline"
-        sent = planning.match_request(request, piece, slot_map.epoch, max(1, int(left_s * SLICE * 1000)), alone)
-        sent.number = self._number
+        deadline_ms = max(1, int(left_s * SLICE * 1000))
+        sent = planning.match_request(
+            request, piece, epoch=slot_map.epoch, number=self._number, deadline_ms=deadline_ms, alone=alone
+        )
         try:
             return await self._shard(piece.stretch.shard).ask(OPERATIONS["match"], sent, left_s)
         except DeadlineError:
@@ -203,11 +205,11 @@ class Direct:
         for attempt in range(ATTEMPTS):
             namespace, key = self._find(request.namespace)
             left_s = max(0.001, ends - asyncio.get_running_loop().time())
+            deadline_ms = max(1, int(left_s * SLICE * 1000))
+            block_ids = sequence(request, namespace.spec)
             pieces = planning.plan_change(
-                request, sequence(request, namespace.spec), key, self._map(), max(1, int(left_s * SLICE * 1000))
+                request, block_ids, key, self._map(), number=self._number, deadline_ms=deadline_ms
             )
-            for piece in pieces:
-                piece.request.number = self._number
             results = await asyncio.gather(*(self._do(piece.shard, name, piece.request, left_s) for piece in pieces))
             errors = [result for result in results if isinstance(result, messages.ErrorBody)]
             if not errors:
@@ -256,13 +258,14 @@ class Direct:
                 return planning.nothing(None, slot_map.epoch)
             if len(pieces) > 1:
                 return None
-            sent = planning.match_request(item, pieces[0], slot_map.epoch, item.deadline_ms, True)
-            sent.number = self._number
-            return pieces[0].stretch.shard, sent
-        changes = planning.plan_change(item, block_ids, key, slot_map, item.deadline_ms)
+            return pieces[0].stretch.shard, planning.match_request(
+                item, pieces[0], epoch=slot_map.epoch, number=self._number, deadline_ms=item.deadline_ms, alone=True
+            )
+        changes = planning.plan_change(
+            item, block_ids, key, slot_map, number=self._number, deadline_ms=item.deadline_ms
+        )
         if len(changes) > 1:
             return None
-        changes[0].request.number = self._number
         return changes[0].shard, changes[0].request
 
     async def _send(

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from sarp_cluster.cluster.placement import ID_BYTES, Stretch, slot_of, stretches
 from sarp_cluster.cluster.slot_map import SlotMap
 from sarp_cluster.core.block_id import NamespaceKey
@@ -50,17 +52,18 @@ def plan_match(block_ids: bytes, key: NamespaceKey, slot_map: SlotMap) -> list[M
 
 
 def match_request(
-    request: messages.MatchRequest, piece: MatchPiece, epoch: int, deadline_ms: int, alone: bool
+    request: messages.MatchRequest, piece: MatchPiece, *, epoch: int, number: int, deadline_ms: int, alone: bool
 ) -> messages.MatchRequest:
-    """What is sent for a stretch. The list of workers is cut after the answers are joined."""
-    return messages.MatchRequest(
-        namespace=request.namespace,
+    """What is sent for a stretch: by which map it was cut, and which change without a key is known. The list of workers
+    is cut after the answers are joined."""
+    return replace(
+        request,
         block_ids=piece.block_ids,
+        token_ids=None,
         position=piece.stretch.start,
         epoch=epoch,
+        number=number,
         detail=request.detail if alone or request.detail == "blocks" else "workers",
-        tiers=request.tiers,
-        workers=request.workers,
         max_workers=request.max_workers if alone else None,
         deadline_ms=deadline_ms,
     )
@@ -152,19 +155,26 @@ def plan_change(
     block_ids: bytes,
     key: NamespaceKey,
     slot_map: SlotMap,
+    *,
+    number: int,
     deadline_ms: int,
 ) -> list[ChangePiece]:
-    """What each shard is asked for a change, in the order of its first stretch.
+    """What each shard is asked for a change, in the order of its first stretch. `number`: as in `match_request`.
 
     Stretches that lie wholly before `first`, or behind `last`, are left out: nothing of them changes.
     """
     count = len(block_ids) // ID_BYTES
-    if isinstance(request, messages.InsertRequest):
-        if request.offset:
-            return [_plan_tail(request, block_ids, key, slot_map, deadline_ms)]
+    # What all shards are told alike; each gets its own stretches.
+    common = replace(
+        request, token_ids=None, position=0, epoch=slot_map.epoch, number=number, deadline_ms=deadline_ms, more=[]
+    )
+    if isinstance(common, messages.InsertRequest):
+        if common.offset:
+            return [_plan_tail(common, block_ids, key, slot_map)]
+        common.root = None
         last = count
     else:
-        last = count if request.last is None else request.last
+        last = count if common.last is None else common.last
     if not 0 <= request.first < last or last > count:
         raise BadRequestError(
             f"first: {request.first} to {last} is not a range within the sequence's {count} blocks", field="first"
@@ -180,84 +190,31 @@ def plan_change(
             last=min(last, one.end) - one.start,
         )
         by_shard.setdefault(one.shard, []).append(part)
-    return [
-        ChangePiece(shard, _change_request(request, parts, slot_map.epoch, deadline_ms))
-        for shard, parts in by_shard.items()
-    ]
+    return [ChangePiece(shard, _change_request(common, parts)) for shard, parts in by_shard.items()]
 
 
 def _change_request(
-    request: messages.InsertRequest | messages.RemoveRequest,
-    parts: Sequence[messages.Part],
-    epoch: int,
-    deadline_ms: int,
+    common: messages.InsertRequest | messages.RemoveRequest, parts: Sequence[messages.Part]
 ) -> messages.InsertRequest | messages.RemoveRequest:
     *more, main = parts
-    if isinstance(request, messages.InsertRequest):
-        return messages.InsertRequest(
-            namespace=request.namespace,
-            block_ids=main.block_ids,
-            position=main.position,
-            epoch=epoch,
-            worker=request.worker,
-            dp_rank=request.dp_rank,
-            generation=request.generation,
-            first=main.first,
-            seq=request.seq,
-            durable=request.durable,
-            deadline_ms=deadline_ms,
-            tier=request.tier,
-            handle=request.handle,
-            more=more,
-        )
-    return messages.RemoveRequest(
-        namespace=request.namespace,
-        block_ids=main.block_ids,
-        position=main.position,
-        epoch=epoch,
-        worker=request.worker,
-        dp_rank=request.dp_rank,
-        generation=request.generation,
-        first=main.first,
-        last=main.last,
-        seq=request.seq,
-        durable=request.durable,
-        deadline_ms=deadline_ms,
-        tier=request.tier,
-        more=more,
-    )
+    sent = replace(common, block_ids=main.block_ids, position=main.position, first=main.first, more=more)
+    if isinstance(sent, messages.RemoveRequest):
+        sent.last = main.last
+    return sent
 
 
-def _plan_tail(
-    request: messages.InsertRequest, block_ids: bytes, key: NamespaceKey, slot_map: SlotMap, deadline_ms: int
-) -> ChangePiece:
+def _plan_tail(common: messages.InsertRequest, block_ids: bytes, key: NamespaceKey, slot_map: SlotMap) -> ChangePiece:
     """An insert from an offset: placed by its root. Where its sequence is cut, only the whole of it can be placed."""
-    root = root_of(request.root)
+    root = root_of(common.root)
     if root is None:
         raise BadRequestError("root: an insert from an offset needs the first block's ID", field="root")
     first = key.internal_id(root, 0)
     cut = slot_map.splits.get(first)
-    if cut is not None and cut < request.offset + len(block_ids) // ID_BYTES:
+    if cut is not None and cut < common.offset + len(block_ids) // ID_BYTES:
         raise UnknownPrefixError(
             f"offset: this sequence is cut at position {cut}; send its block IDs from position 0", field="offset"
         )
-    sent = messages.InsertRequest(
-        namespace=request.namespace,
-        block_ids=block_ids,
-        epoch=slot_map.epoch,
-        worker=request.worker,
-        dp_rank=request.dp_rank,
-        generation=request.generation,
-        first=request.first,
-        offset=request.offset,
-        root=root,
-        seq=request.seq,
-        durable=request.durable,
-        deadline_ms=deadline_ms,
-        tier=request.tier,
-        handle=request.handle,
-    )
-    return ChangePiece(slot_map.owner(slot_of(first)), sent)
+    return ChangePiece(slot_map.owner(slot_of(first)), replace(common, block_ids=block_ids, root=root))
 
 
 def join_inserts(replies: Sequence[messages.InsertReply]) -> messages.InsertReply:
@@ -289,14 +246,7 @@ def joined_outcome(applied: int, errors: Sequence[messages.ErrorBody]) -> messag
         outcome = "partly_applied"
     elif "unknown" in outcomes:
         outcome = "unknown"
-    return messages.ErrorBody(
-        code=body.code,
-        message=body.message,
-        field=body.field,
-        retry_after_ms=body.retry_after_ms,
-        outcome=outcome,
-        epoch=body.epoch,
-    )
+    return replace(body, outcome=outcome)
 
 
 def may_go_on(

@@ -72,7 +72,7 @@ class Split:
     def change(self, request: messages.InsertRequest | messages.RemoveRequest) -> None:
         ids = request.block_ids
         assert isinstance(ids, bytes)
-        for piece in planning.plan_change(request, ids, KEY, self.map, 100):
+        for piece in planning.plan_change(request, ids, KEY, self.map, number=0, deadline_ms=100):
             sent = piece.request
             assert isinstance(sent.block_ids, bytes)
             last = sent.last if isinstance(sent, messages.RemoveRequest) else None
@@ -85,7 +85,9 @@ class Split:
         answers: list[messages.MatchReply | messages.Reason] = []
         for piece in pieces:
             shard = piece.stretch.shard
-            sent = planning.match_request(request, piece, self.map.epoch, 100, len(pieces) == 1)
+            sent = planning.match_request(
+                request, piece, epoch=self.map.epoch, number=0, deadline_ms=100, alone=len(pieces) == 1
+            )
             found = self.shards[shard].match(
                 self.namespaces[shard],
                 piece.block_ids,

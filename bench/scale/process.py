@@ -10,9 +10,9 @@ SECRET: Final = b"stores that benchmarks make"
 """Keys the block IDs of all stores that benchmarks write in bulk."""
 
 
-def resident_bytes_max() -> int:
-    """The most memory this process has had."""
-    status = Path("/proc/self/status").read_text()
+def resident_bytes_max(process: int | str = "self") -> int:
+    """The most memory a process has had."""
+    status = Path(f"/proc/{process}/status").read_text()
     return 1024 * int(status.split("VmHWM:")[1].split()[0])
 
 

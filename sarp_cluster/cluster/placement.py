@@ -24,11 +24,6 @@ class Stretch(NamedTuple):
     shard: str
 
 
-def placement_key(block_id: bytes, key: NamespaceKey) -> int:
-    """The placement key of a stretch whose first block has this packed wire ID."""
-    return key.internal_id(block_id, 0)
-
-
 def slot_of(key: int) -> int:
     """The slot of a placement key."""
     return xxh3_of_id(key) % SLOTS

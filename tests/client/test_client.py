@@ -24,7 +24,6 @@ from sarp_cluster.client import (
     remove_request,
 )
 from sarp_cluster.client.requests import pack_block_ids, pack_tokens
-from sarp_cluster.cluster.placement import placement_key
 from sarp_cluster.core.block_id import NamespaceKey
 from sarp_cluster.core.namespace import derive_namespace_key
 from sarp_cluster.errors import BadRequestError
@@ -241,7 +240,7 @@ async def test_a_direct_client_obeys_a_new_map(tmp_path: Path) -> None:
         await client.insert(namespace, worker="w", tokens=prompt[:64])
         key = NamespaceKey(derive_namespace_key(SECRET, NamespaceSpec(model="llama")))
         ids = namespace.block_ids(prompt)
-        splits = {placement_key(ids[:8], key): 64, placement_key(ids[64 * 8 : 65 * 8], key): 128}
+        splits = {key.internal_id(ids[:8], 0): 64, key.internal_id(ids[64 * 8 : 65 * 8], 0): 128}
         await cluster.install(cluster.slot_map.changed(nonce=bytes(16), splits=splits))
         assert (await client.insert(namespace, worker="w", tokens=prompt, first=0)).applied
         found = await client.match(namespace, tokens=prompt, deadline_ms=PATIENT_MS)

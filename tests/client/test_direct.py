@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sarp_cluster.client import AsyncClient, insert_request, match_request, remove_request
-from sarp_cluster.cluster.placement import placement_key
 from sarp_cluster.core.block_id import NamespaceKey
 from sarp_cluster.core.namespace import derive_namespace_key
 from sarp_cluster.types import HashProfile, NamespaceSpec
@@ -41,7 +40,7 @@ def some_splits(rng: random.Random, sequences: list[list[int]]) -> dict[int, int
         position = 0
         for _ in range(rng.randrange(4)):
             after = position + 64 * rng.randrange(1, 3)
-            splits[placement_key(sequence[position].to_bytes(8, "little"), KEY)] = after
+            splits[KEY.internal_id(sequence[position].to_bytes(8, "little"), 0)] = after
             if after >= len(sequence):
                 break
             position = after

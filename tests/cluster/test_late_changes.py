@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from sarp_cluster.cluster.placement import placement_key
 from sarp_cluster.cluster.view import split_address
 from sarp_cluster.wire import control, messages
 from sarp_cluster.wire.coordination import HURRIED_S
@@ -21,7 +20,7 @@ from tests.local_cluster import local_cluster
 @pytest.mark.parametrize("name", ["insert", "remove"])
 async def test_a_change_in_parts_that_is_overtaken_changes_nothing_more(tmp_path: Path, name: str) -> None:
     cut = chained("cut", 128)
-    async with local_cluster(tmp_path, splits={placement_key(cut[:8], KEY): 64}) as cluster:
+    async with local_cluster(tmp_path, splits={KEY.internal_id(cut[:8], 0): 64}) as cluster:
         client, namespace = await prepared(cluster)
         index = cluster.shards["s0"].life.index
         assert index is not None

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 from msgspec import Raw
 
-from sarp_cluster.cluster.placement import placement_key, slot_of
+from sarp_cluster.cluster.placement import slot_of
 from sarp_cluster.cluster.slot_map import SlotMap
 from sarp_cluster.cluster.view import split_address
 from sarp_cluster.core.block_id import NamespaceKey
@@ -34,7 +34,7 @@ def chained(name: str, count: int, before: bytes = b"") -> bytes:
 
 
 def owner(slot_map: SlotMap, block_id: bytes) -> str:
-    return slot_map.owner(slot_of(placement_key(block_id, KEY)))
+    return slot_map.owner(slot_of(KEY.internal_id(block_id, 0)))
 
 
 async def prepared(cluster: LocalCluster) -> tuple[StreamClient, str]:
@@ -74,7 +74,7 @@ async def test_a_cut_change_is_not_overtaken_by_the_next_one_of_its_worker(tmp_p
     """A shard that has a higher seq takes a lower one for a repetition: the change would be lost, and acknowledged."""
     names = ("s0", "s1")
     cut = cut_between(SlotMap.first(names, NONCE))
-    splits = {placement_key(cut[:8], KEY): 64}
+    splits = {KEY.internal_id(cut[:8], 0): 64}
     async with local_cluster(tmp_path, shards=names, splits=splits) as cluster:
         client, namespace = await prepared(cluster)
         first_owner = owner(cluster.slot_map, cut[:8])
@@ -97,7 +97,7 @@ async def test_a_cut_change_is_not_overtaken_by_the_next_one_of_its_worker(tmp_p
 async def test_matches_see_the_changes_before_them_in_a_batch(tmp_path: Path) -> None:
     names = ("s0", "s1")
     cut = cut_between(SlotMap.first(names, NONCE))
-    async with local_cluster(tmp_path, shards=names, splits={placement_key(cut[:8], KEY): 64}) as cluster:
+    async with local_cluster(tmp_path, shards=names, splits={KEY.internal_id(cut[:8], 0): 64}) as cluster:
         client, namespace = await prepared(cluster)
         plain = chained("plain", 3)
         match_plain = messages.MatchRequest(namespace=namespace, block_ids=plain, deadline_ms=5_000)
@@ -125,7 +125,7 @@ async def test_what_was_planned_by_an_old_map_is_not_done_after_a_later_change_o
         slot_map = cluster.slot_map
         moves = next(ids for n in range(100) if owner(slot_map, (ids := chained(f"a-{n}", 3))[:8]) == "s0")
         stays = next(ids for n in range(100) if owner(slot_map, (ids := chained(f"b-{n}", 3))[:8]) == "s0")
-        slot = slot_of(placement_key(moves[:8], KEY))
+        slot = slot_of(KEY.internal_id(moves[:8], 0))
         # The shards have a newer map than the router: one slot has gone to s1.
         await cluster.install(slot_map.changed(nonce=NONCE, owners={slot: "s1"}), only=("s0", "s1"))
         items = [
@@ -169,7 +169,7 @@ REPLY: Final = Raw(encode(messages.InsertReply(applied=True, durable=True, block
 async def cut_insert(tmp_path: Path, shards: Shards, seq: int | None) -> messages.ErrorBody:
     names = ("s0", "s1")
     cut = cut_between(SlotMap.first(names, NONCE))
-    async with local_cluster(tmp_path, shards=names, splits={placement_key(cut[:8], KEY): 64}) as cluster:
+    async with local_cluster(tmp_path, shards=names, splits={KEY.internal_id(cut[:8], 0): 64}) as cluster:
         client, namespace = await prepared(cluster)
         cluster.routers[0].blocks._links = shards  # type: ignore[assignment]
         request = messages.InsertRequest(namespace=namespace, block_ids=cut, worker="w", seq=seq)
